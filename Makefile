@@ -1,0 +1,47 @@
+# Two commands do everything, set-up included: `make demo` and `make test`.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SEED ?= 1
+
+.PHONY: help install demo test test-unit check format bench pins clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+install: $(STAMP) ## create .venv and install everything that is pinned in constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt tools/install.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) bash tools/install.sh
+	@touch $(STAMP)
+
+demo: ## install, start a local cluster with real vLLM, kill a replica, write a report, clean up
+	@export BROWNOUT_DEMO_STARTED=$$(date +%s); $(MAKE) --no-print-directory $(STAMP) && exec $(BIN)/brownout demo --seed $(SEED)
+
+test: $(STAMP) ## every test that this machine can run; real vLLM included
+	$(BIN)/python -m pytest tests
+
+test-unit: $(STAMP) ## the quick tests: no cluster, no container engine
+	$(BIN)/python -m pytest tests -m "not cluster and not docker"
+
+check: $(STAMP) ## format, lint, strict types, import contracts, docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_docs.py
+
+format: $(STAMP) ## format and apply the safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## what the gateway costs, as ratios measured in one run
+	$(BIN)/python -m tests.bench.gateway_cost
+
+pins: $(STAMP) ## write constraints.txt anew from the environment
+	@{ head -2 constraints.txt; $(BIN)/pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
+
+clean: ## remove the virtual environment and caches (reports stay)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

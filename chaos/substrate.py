@@ -1,0 +1,70 @@
+"""What the runner needs from the thing under test: one protocol, one implementation a substrate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class SubstrateError(RuntimeError):
+    """The substrate cannot do what was asked; the text says what to do about it. Exit code 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Root URLs, without a trailing slash, as the chaos process reaches them."""
+
+    base_url: str
+    """Behind link ``client``; the OpenAI API is below ``/v1``."""
+    admin_url: str
+    links_url: str
+    toxiproxy_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHandle:
+    """One live replica: its label and link, and what the substrate needs to kill it."""
+
+    label: str
+    link: str
+    upstream: str
+    handle: str
+    """Container id, or process group leader's pid: opaque to everyone but the substrate."""
+
+
+class Substrate(Protocol):
+    """A cluster that can be asked where it is, and whose replicas can be killed and brought back."""
+
+    name: str
+
+    async def endpoints(self) -> Endpoints:
+        """Return where it listens.
+
+        Raises:
+            SubstrateError: it is not running.
+        """
+        ...
+
+    async def replicas(self) -> list[ReplicaHandle]:
+        """Return the live replicas, ordered by label."""
+        ...
+
+    async def kill(self, replica: ReplicaHandle) -> None:
+        """Kill it with SIGKILL: its container, or its process group. Returns when the signal is sent."""
+        ...
+
+    async def is_dead(self, replica: ReplicaHandle) -> bool:
+        """Tell, from outside the serving path, whether that very container or process is gone."""
+        ...
+
+    async def restore(self, replica: ReplicaHandle) -> None:
+        """See to it that a replacement comes (start the container; nothing where Serve does it). Safe twice."""
+        ...
+
+    async def leftovers(self) -> list[str]:
+        """Return what an experiment must not leave: extra processes or containers, in words."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of what runs there."""
+        ...

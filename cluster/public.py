@@ -1,0 +1,191 @@
+"""Names that the world outside the cluster may rely on.
+
+This is the only module of ``cluster`` that ``chaos`` may import: link names, ports, header, metric and
+event names, and the shape of the file that describes a running local cluster. It imports nothing but the
+standard library, so that ``chaos`` installs without Ray, vLLM or a web framework.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+# --- links -----------------------------------------------------------------------------------------------
+
+LINK_CLIENT: Final = "client"
+"""Between the load generator and the gateway."""
+LINK_TOOL: Final = "tool"
+"""Between the gateway and the JSON-RPC tool."""
+REPLICA_LABEL_PREFIX: Final = "replica-"
+"""A replica's *label* is ``replica-<slot>``; its *link* is ``replica-<slot>.<incarnation>``."""
+
+
+def replica_label(link: str) -> str:
+    """Return the label of a replica's link: ``replica-0.k3f9`` gives ``replica-0``."""
+    return link.split(".", 1)[0]
+
+
+# --- ports (defaults; cluster.settings says how to move them) --------------------------------------------
+
+PORT_CLIENT: Final = 8080
+"""The listening end of link ``client``: what users and load generators talk to."""
+PORT_GATEWAY: Final = 8081
+PORT_GATEWAY_ADMIN: Final = 8082
+PORT_LINKS: Final = 8083
+PORT_TOXIPROXY: Final = 8474
+PORT_TOOL_LINK: Final = 8090
+PORT_REPLICA_LINKS: Final = 21000
+"""First of the ports on which the links of replicas listen."""
+REPLICA_LINK_PORTS: Final = 64
+"""How many of them there are; one is reused only after its proxy is gone."""
+PORT_RAY_GCS: Final = 6379
+PORT_RAY_DASHBOARD: Final = 8265
+PORT_INGRESS: Final = 30000
+"""First port of Ray Serve's direct ingress."""
+PORT_PROMETHEUS: Final = 9090
+
+# --- HTTP headers ----------------------------------------------------------------------------------------
+
+HEADER_REQUEST_ID: Final = "x-request-id"
+"""Sent by the client or made by the gateway; echoed; it names the call in every event."""
+HEADER_DEADLINE: Final = "x-brownout-deadline-s"
+"""Optional, client to gateway: seconds that the client will still wait."""
+HEADER_REPLICA: Final = "x-brownout-replica"
+"""The link of the replica that answered."""
+HEADER_ATTEMPTS: Final = "x-brownout-attempts"
+"""How many attempts the answer took; 1 means no retry."""
+HEADER_PROFILE: Final = "x-brownout-profile"
+HEADER_TOOL: Final = "x-brownout-tool"
+"""What became of the tool call: ``ok``, ``deadline``, ``error`` (absent when none was asked for)."""
+HEADER_SHOULD_RETRY: Final = "x-should-retry"
+
+# --- types of errors in the OpenAI error shape -----------------------------------------------------------
+
+ERROR_UPSTREAM_LOST: Final = "upstream_lost"
+"""A replica was lost; in a stream, after its first token."""
+ERROR_OVERLOADED: Final = "overloaded"
+"""Refused on purpose: the first token would be late."""
+ERROR_NO_REPLICA: Final = "no_replica"
+"""No replica is in rotation."""
+ERROR_TIMEOUT: Final = "timeout"
+"""A deadline or a time-out of the gateway ran out."""
+ERROR_TOOL: Final = "tool_failed"
+ERROR_INVALID: Final = "invalid_request_error"
+
+# --- profiles and policies -------------------------------------------------------------------------------
+
+PROFILES: Final = ("naive", "resilient")
+POLICIES: Final = (
+    "timeouts",
+    "retry",
+    "retry_budget",
+    "ejection",
+    "least_work",
+    "early_rejection",
+    "tool_deadline",
+)
+"""What the profile ``resilient`` is made of; each can be switched off by name (``--without``)."""
+
+# --- metrics of the gateway (Prometheus names) -----------------------------------------------------------
+
+METRIC_CALLS: Final = "brownout_calls_total"
+"""Counter by ``outcome``: ok, failed, refused, invalid, cancelled."""
+METRIC_ATTEMPTS: Final = "brownout_attempts_total"
+"""Counter by ``outcome``: ok, failed, cancelled."""
+METRIC_RETRIES: Final = "brownout_retries_total"
+METRIC_REFUSED: Final = "brownout_refused_total"
+"""Counter by ``reason``."""
+METRIC_QUEUE_DEPTH: Final = "brownout_queue_depth"
+"""Gauge: calls that have arrived and have no first token yet."""
+METRIC_IN_FLIGHT: Final = "brownout_in_flight"
+"""Gauge: calls whose answer has not ended."""
+METRIC_ACTIVE_TOKENS: Final = "brownout_active_tokens"
+"""Gauge: tokens of work (prompt + output still expected) that are outstanding at the replicas."""
+METRIC_HEADROOM: Final = "brownout_headroom_ratio"
+"""Gauge: 1 - offered work / service capacity; negative means saturated."""
+METRIC_LIVE_REPLICAS: Final = "brownout_live_replicas"
+"""Gauge: replicas in rotation (known and not ejected)."""
+METRIC_TTFT: Final = "brownout_ttft_seconds"
+"""Histogram of the time to first token as the gateway sees it."""
+METRIC_EJECTIONS: Final = "brownout_ejections_total"
+METRIC_TOOL_CALLS: Final = "brownout_tool_calls_total"
+"""Counter by ``outcome``: ok, deadline, error."""
+
+# vLLM's own, read from each replica
+VLLM_RUNNING: Final = "vllm:num_requests_running"
+VLLM_WAITING: Final = "vllm:num_requests_waiting"
+VLLM_KV_USAGE: Final = "vllm:kv_cache_usage_perc"
+VLLM_PREEMPTIONS: Final = "vllm:num_preemptions_total"
+
+# --- settings that tests and the command line may need to name -------------------------------------------
+
+MODEL_NAME: Final = "brownout-tiny"
+RUN_MARK: Final = "BROWNOUT_RUN_MARK"
+"""Environment variable that every process of a local cluster inherits, so that leftovers can be found."""
+
+
+def default_run_dir() -> Path:
+    """Return the folder in which a local cluster keeps its state and logs (``BROWNOUT_RUN_DIR`` moves it).
+
+    It is short on purpose: Ray puts Unix sockets below it, whose paths may not exceed 107 bytes.
+    """
+    configured = os.environ.get("BROWNOUT_RUN_DIR")
+    return Path(configured) if configured else Path(tempfile.gettempdir()) / f"brownout-{os.getuid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """One process that ``brownout up`` started: enough to find it again and never hit a stranger."""
+
+    name: str
+    pid: int
+    created_at: float
+    """Start time as ``psutil.Process.create_time`` gives it, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Where a running cluster listens. ``local`` writes it to ``<run dir>/state.json``."""
+
+    substrate: str
+    run_mark: str
+    base_url: str
+    """OpenAI-compatible root behind link ``client``, without ``/v1``."""
+    gateway_url: str
+    """The gateway itself, past the link."""
+    admin_url: str
+    links_url: str
+    toxiproxy_url: str
+    model: str
+    replicas: int
+    pace: str
+    versions: dict[str, str] = field(default_factory=dict)
+    processes: tuple[ProcessRecord, ...] = ()
+    logs: str = ""
+
+    @staticmethod
+    def path(run_dir: Path | None = None) -> Path:
+        """Return the path of the state file."""
+        return (run_dir or default_run_dir()) / "state.json"
+
+    @classmethod
+    def load(cls, run_dir: Path | None = None) -> ClusterState | None:
+        """Read the state file; None when there is none or it was cut short by a crash."""
+        try:
+            raw: dict[str, Any] = json.loads(cls.path(run_dir).read_text())
+            raw["processes"] = tuple(ProcessRecord(**record) for record in raw.get("processes", ()))
+            return cls(**raw)
+        except (FileNotFoundError, json.JSONDecodeError, TypeError):
+            return None
+
+    def save(self, run_dir: Path | None = None) -> None:
+        """Write the state file in one step, so that a reader never sees half of it."""
+        path = self.path(run_dir)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(asdict(self), indent=1))
+        scratch.replace(path)

@@ -1,0 +1,152 @@
+"""The only reader of the environment and of the configuration file.
+
+Precedence: environment variable ``BROWNOUT_<FIELD>`` over ``brownout.toml`` (or the file that
+``BROWNOUT_CONFIG`` names) over the defaults here. Every error names the file or variable, the field, the
+value and the mend.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cluster import public
+
+
+class SettingsError(ValueError):
+    """A configuration value that cannot be used; the text says where it stands and how to mend it."""
+
+
+class Settings(BaseModel):
+    """Everything that can be configured, with its default; durations in seconds, sizes in bytes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # model and engine
+    model: str = ""
+    """Path or hub id of a model; empty means the small model that the project builds."""
+    model_name: str = public.MODEL_NAME
+    """The name under which it is served."""
+    replicas: int = Field(3, ge=1, le=32)
+    max_num_seqs: int = Field(8, ge=1, le=1024)
+    """Sequences that a replica decodes together; also the slots that the gateway counts with."""
+    max_model_len: int = Field(4096, ge=256)
+    kv_cache_bytes: int = Field(48 * 1024 * 1024, ge=4 * 1024 * 1024)
+    """48 MiB hold 12,288 tokens of the small model: three full contexts, not four."""
+    pace: Literal["on", "off"] = "on"
+    pace_base_s: float = Field(0.030, ge=0, le=5)
+    pace_per_token_s: float = Field(0.0002, ge=0, le=1)
+    cache_dir: Path = Path("~/.cache/brownout")
+
+    # where things listen
+    bind_host: str = "127.0.0.1"
+    """Host that the project's own servers listen on; containers use 0.0.0.0."""
+    link_listen_host: str = "127.0.0.1"
+    """Host that the link proxy listens on, as the link proxy sees it."""
+    link_connect_host: str = "127.0.0.1"
+    """Host under which the gateway reaches the link proxy."""
+    gateway_host: str = "127.0.0.1"
+    """Host under which the link proxy reaches the gateway."""
+    links_host: str = "127.0.0.1"
+    """Host under which the gateway reaches the links service."""
+    toxiproxy_host: str = "127.0.0.1"
+    ray_host: str = "127.0.0.1"
+    """Host of the Ray head: its GCS and its dashboard, whose REST answer names the replicas."""
+    port_client: int = Field(public.PORT_CLIENT, ge=1, le=65535)
+    port_gateway: int = Field(public.PORT_GATEWAY, ge=1, le=65535)
+    port_gateway_admin: int = Field(public.PORT_GATEWAY_ADMIN, ge=1, le=65535)
+    port_links: int = Field(public.PORT_LINKS, ge=1, le=65535)
+    port_toxiproxy: int = Field(public.PORT_TOXIPROXY, ge=1, le=65535)
+    port_tool_link: int = Field(public.PORT_TOOL_LINK, ge=1, le=65535)
+    port_replica_links: int = Field(public.PORT_REPLICA_LINKS, ge=1, le=65000)
+    port_ray_gcs: int = Field(public.PORT_RAY_GCS, ge=1, le=65535)
+    port_ray_dashboard: int = Field(public.PORT_RAY_DASHBOARD, ge=1, le=65535)
+    port_ingress: int = Field(public.PORT_INGRESS, ge=1024, le=65000)
+
+    # gateway
+    profile: Literal["naive", "resilient"] = "resilient"
+    header_timeout_s: float = Field(1.0, gt=0)
+    """Longest wait for a replica's response headers in the profile ``resilient``."""
+    first_token_timeout_s: float = Field(5.0, gt=0)
+    """Longest wait for a replica's first token, counted from the start of the attempt."""
+    stall_timeout_s: float = Field(10.0, gt=0)
+    """Longest silence inside a stream after which its replica counts as lost."""
+    default_deadline_s: float = Field(60.0, gt=0)
+    """Deadline of a call whose client names none."""
+    ttft_objective_s: float = Field(5.0, gt=0)
+    """A call whose predicted first token is later than this is refused at once (``early_rejection``)."""
+    tool_deadline_s: float = Field(1.0, gt=0)
+    max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
+
+    @property
+    def toxiproxy_url(self) -> str:
+        return f"http://{self.toxiproxy_host}:{self.port_toxiproxy}"
+
+    @property
+    def links_url(self) -> str:
+        return f"http://{self.links_host}:{self.port_links}"
+
+    @property
+    def dashboard_url(self) -> str:
+        return f"http://{self.ray_host}:{self.port_ray_dashboard}"
+
+    @property
+    def cache_path(self) -> Path:
+        return self.cache_dir.expanduser()
+
+
+def _mend(field: str) -> str:
+    close = difflib.get_close_matches(field, Settings.model_fields, n=3)
+    return f"did you mean {', '.join(close)}?" if close else "see docs/configuration.md for the fields"
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror}); check BROWNOUT_CONFIG") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: is not valid TOML ({error}); mend that line") from error
+
+
+def load(environ: dict[str, str] | None = None, cwd: Path | None = None) -> Settings:
+    """Read file and environment and return validated settings.
+
+    Raises:
+        SettingsError: one line per bad value, with source, field, value and mend.
+    """
+    env = dict(os.environ) if environ is None else environ
+    named = env.get("BROWNOUT_CONFIG")
+    path = Path(named) if named else (cwd or Path.cwd()) / "brownout.toml"
+    values: dict[str, Any] = _from_file(path) if named or path.is_file() else {}
+    source = dict.fromkeys(values, str(path))
+    for field in Settings.model_fields:
+        name = f"BROWNOUT_{field.upper()}"
+        if name in env:
+            values[field] = env[name]
+            source[field] = name
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            field = str(problem["loc"][0]) if problem["loc"] else "?"
+            if problem["type"] == "extra_forbidden":
+                lines.append(f"{source.get(field, path)}: unknown field {field!r}: {_mend(field)}")
+            else:
+                given = values.get(field)
+                reason = problem["msg"]
+                lines.append(f"{source.get(field, path)}: field {field!r} has value {given!r}: {reason}")
+        raise SettingsError("\n".join(lines)) from error
+
+
+@cache
+def current() -> Settings:
+    """Return the settings of this process, read once."""
+    return load()
