@@ -75,17 +75,21 @@ class Objective:
     """A service-level objective over the counted calls of an arm.
 
     ``limit`` is absolute, or a multiple of the control arm's value when ``relative_to_control``. For rates
-    the value must be at least the limit, for latencies at most.
+    the value must be at least the limit, for latencies at most. ``allowance_s`` is added to the limit of a
+    latency: seconds that a policy may spend on purpose, such as a tool's deadline.
     """
 
     statistic: Statistic
     limit: float
     relative_to_control: bool = False
+    allowance_s: float = 0.0
 
     def describe(self) -> str:
         """Return the objective in words: ``ttft_p95 <= 3 x control``."""
         sign = ">=" if self.statistic in ("success_rate", "goodput") else "<="
-        return f"{self.statistic} {sign} {self.limit:g}" + (" x control" if self.relative_to_control else "")
+        allowance = f" + {self.allowance_s:g} s" if self.allowance_s else ""
+        relative = " x control" if self.relative_to_control else ""
+        return f"{self.statistic} {sign} {self.limit:g}{relative}{allowance}"
 
 
 @dataclass(frozen=True, slots=True)

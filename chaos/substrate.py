@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class SubstrateError(RuntimeError):
     """The substrate cannot do what was asked; the text says what to do about it. Exit code 3."""
+
+
+class NotRunningError(SubstrateError):
+    """The substrate is not up at all: nothing of an earlier run can be in force there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class Substrate(Protocol):
         """Return where it listens.
 
         Raises:
-            SubstrateError: it is not running.
+            NotRunningError: it is not up.
+            SubstrateError: it is up, but does not answer.
         """
         ...
 
@@ -65,6 +70,26 @@ class Substrate(Protocol):
         """Return what an experiment must not leave: extra processes or containers, in words."""
         ...
 
+    async def reachable(self, address: str) -> str:
+        """Return host:port under which this process reaches what the gateway reaches at ``address``."""
+        ...
+
     def versions(self) -> dict[str, str]:
         """Return the versions of what runs there."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Return how the cluster was configured, for the report: replicas, pace, model."""
+        ...
+
+    async def up(self) -> None:
+        """Bring it up and return when real tokens flow; at once when it is up already.
+
+        Raises:
+            SubstrateError: it cannot be brought up.
+        """
+        ...
+
+    async def down(self) -> None:
+        """Take it down and leave nothing. Safe twice."""
         ...

@@ -31,6 +31,8 @@ from cluster import processes, public, ray_node, settings
 from cluster.public import ClusterState, ProcessRecord
 
 READY_TIMEOUT_S = 240.0
+RAY_TEMP = "r"
+"""Ray's folder below the run folder; short, because Unix sockets lie below it."""
 EXIT_COULD_NOT = 3
 EXIT_USAGE = 4
 
@@ -136,7 +138,7 @@ class _Start:
         exported = {f"BROWNOUT_{key.upper()}": str(value) for key, value in conf.model_dump().items()}
         self.env = {**os.environ, **exported, public.RUN_MARK: self.mark, "BROWNOUT_RUN_DIR": str(run_dir)}
         self.env.pop("BROWNOUT_CONFIG", None)
-        self.env.update(ray_node.environment(conf))
+        self.env = ray_node.environment(conf, self.env)
 
     def launch(self, name: str, command: list[str]) -> None:
         process, record = processes.start(name, command, self.env, self.logs / f"{name}.log")
@@ -186,10 +188,13 @@ class _Start:
         _say("starting link proxy, Ray, links service and gateway", self.started)
         proxy = ["--host", conf.toxiproxy_host, "--port", str(conf.port_toxiproxy)]
         self.launch("linkproxy", [python, "-m", "cluster.linkproxy", *proxy])
-        self.launch("ray", ray_node.head_command(conf, self.run_dir))
+        ray = str(Path(python).parent / "ray")
+        shutil.rmtree(self.run_dir / RAY_TEMP, ignore_errors=True)
+        head = ray_node.head_arguments(conf, self.run_dir / RAY_TEMP, replicas=conf.replicas)
+        self.launch("ray", [ray, *head])
         self.launch("links", [python, "-m", "cluster.links"])
         self.launch("gateway", [python, "-m", "cluster.gateway"])
-        self.wait("the Ray head", lambda: ray_node.head_ready(conf), 90)
+        self.wait("the Ray head", lambda: bool(_get(f"{conf.dashboard_url}/api/version")), 90)
         _say(f"Ray is up; deploying {conf.replicas} vLLM replicas and the tool", self.started)
         self.launch("deploy", [python, "-m", "cluster.serve_app"])
         seen = -1
@@ -227,7 +232,7 @@ def _healthy(state: ClusterState) -> bool:
 def _clear(run_dir: Path, state: ClusterState | None) -> int:
     mark = state.run_mark if state else None
     count = processes.end_all(run_dir, state.processes if state else (), mark)
-    shutil.rmtree(run_dir / ray_node.TEMP_DIR, ignore_errors=True)
+    shutil.rmtree(run_dir / RAY_TEMP, ignore_errors=True)
     ClusterState.path(run_dir).unlink(missing_ok=True)
     return count
 

@@ -48,6 +48,11 @@ PORT_INGRESS: Final = 30000
 """First port of Ray Serve's direct ingress."""
 PORT_PROMETHEUS: Final = 9090
 
+# --- paths -----------------------------------------------------------------------------------------------
+
+TOOL_PATH: Final = "/tool"
+"""Where the tool answers behind its link: Ray Serve wants another route prefix for each application."""
+
 # --- HTTP headers ----------------------------------------------------------------------------------------
 
 HEADER_REQUEST_ID: Final = "x-request-id"

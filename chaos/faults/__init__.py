@@ -1,0 +1,20 @@
+"""The faults, one a module. To add one, copy ``noop.py`` and add one line to ``FAULTS``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from chaos.faults.base import BlastRadius, Fault, FaultContext, FaultError, Proof
+from chaos.faults.kill_replica import KillReplica
+from chaos.faults.latency import Latency
+from chaos.faults.noop import Noop
+
+__all__ = ["FAULTS", "BlastRadius", "Fault", "FaultContext", "FaultError", "Proof"]
+
+FAULTS: Final[Mapping[str, type[Fault]]] = {
+    "noop": Noop,
+    "kill_replica": KillReplica,
+    "latency": Latency,
+}
+"""By the name that scenarios use."""

@@ -1,0 +1,70 @@
+"""Seeded prompts and lengths. Call ``n`` of a seed asks the same whatever the rate and whatever the arm."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from chaos.experiment import Load
+
+_TEXT: Final = (
+    "account advice after against analyst answer application audit auditor backlog before behind bill "
+    "blocked both branch bridge broker budget cache calendar call caller card care careful chapter chart "
+    "check claim clear clearing climate cluster collects committee compares component confirms counts "
+    "customer customs deadline decimal delay describes desk discount document during each election "
+    "electricity engine engineer exchange explains file follow forecast form formula fragment fraud "
+    "freight from funnel garden gateway handbook harbour house incident income insurance invoice journal "
+    "journey judge kernel key letter level library limit line loan map margin market measures memory "
+    "merchant metric missing mistake monthly morning mountain needs never night notice now once operator "
+    "orbit order parcel patient payment planet platform postpones price programme prompt protects "
+    "protocol quarter question queue quiet radar railway record refuses regulator releases replica "
+    "reservoir result returned reviews risk schedule score second segment sent settlement shadow shipping "
+    "signal single slow station statement stock store summarises surgeon symbol tax teacher team "
+    "temperature template tenant thousand thread time timetable token town transfer treaty triangle twice "
+    "valid validator valley verifies voice voucher wagon warehouse watches water whisper wire without "
+    "witness work writing "
+)
+WORDS: Final = tuple(_TEXT.split())
+SYMBOLS: Final = ("BTC", "ETH", "SOL", "ADA", "DOT", "XRP", "LTC", "UNI")
+TOKENS_PER_WORD: Final = 1.0
+"""Frequent words are a token each for most vocabularies; the history keeps what the service counted."""
+TEMPLATE_TOKENS: Final = 3
+"""What a chat template puts around one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one call asks for; lengths in tokens. ``tool_symbol`` is empty when no tool is asked for."""
+
+    prompt: str
+    max_tokens: int
+    stream: bool
+    tool_symbol: str = ""
+
+    @property
+    def sha(self) -> str:
+        """The first 16 hex digits of the prompt's SHA-256."""
+        return hashlib.sha256(self.prompt.encode()).hexdigest()[:16]
+
+
+def text_of(tokens: int, draws: random.Random) -> str:
+    """Return a text of about ``tokens`` tokens; the first words differ, so that no prefix is shared by chance."""
+    count = max(1, round((tokens - TEMPLATE_TOKENS) / TOKENS_PER_WORD))
+    return " ".join(draws.choice(WORDS) for _ in range(count))
+
+
+def ask(load: Load, seed: int | str, n: int) -> Ask:
+    """Return what call ``n`` of a seed asks, with lengths and kind drawn as ``load`` says."""
+    draws = random.Random(f"{seed}/call/{n}")
+    prompt_tokens = draws.randint(*load.prompt_tokens)
+    max_tokens = draws.randint(*load.output_tokens)
+    stream = draws.random() < load.stream_share
+    symbol = draws.choice(SYMBOLS)
+    return Ask(
+        prompt=text_of(prompt_tokens, draws),
+        max_tokens=max_tokens,
+        stream=stream,
+        tool_symbol=symbol if load.tool else "",
+    )

@@ -1,0 +1,202 @@
+"""The lifecycle of an experiment, and nothing else: ready, calibrate, then each arm, then the history is closed.
+
+What happens within a step lives in the step's own module. Judging is not here: it reads the closed history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from chaos.admin import Admin, AdminError
+from chaos.arm import ArmRun
+from chaos.bounds import DEFAULT_BOUNDS, Bounds
+from chaos.calibrate import Capacity
+from chaos.capacity import Calibration
+from chaos.experiment import Experiment
+from chaos.faults import FaultContext
+from chaos.history import CheckRecord, EndRecord, HistoryWriter, RunRecord
+from chaos.load.client import LoadClient
+from chaos.load.plan import make_plan
+from chaos.load.rate import RateMemory, offered
+from chaos.progress import Progress
+from chaos.recovery import all_serving
+from chaos.strike import Strike
+from chaos.substrate import Substrate, SubstrateError
+from chaos.undo import UndoLog
+
+HISTORY = "history.jsonl"
+READY_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an experiment is run. ``rate_per_s`` replaces the calibrated share; ``run_dir`` holds undo log and rates."""
+
+    seed: int
+    run_dir: Path
+    rate_per_s: float | None = None
+    bounds: Bounds = DEFAULT_BOUNDS
+
+
+async def run(
+    experiment: Experiment, substrate: Substrate, folder: Path, options: Options, progress: Progress
+) -> Path:
+    """Run every arm and return the path of the closed history in ``folder``.
+
+    Whatever ends the run, cancellation included, faults are reverted and the history is closed, with the reason
+    in its last line.
+
+    Raises:
+        SubstrateError, FaultError, CalibrationError, UnknownName: it could not be run.
+    """
+    path = folder / HISTORY
+    history = HistoryWriter(path)
+    reason = "interrupted"
+    try:
+        endpoints = await substrate.endpoints()
+        history.write(_run_record(experiment, substrate, options))
+        async with Admin(endpoints) as admin:
+            context = FaultContext(substrate, endpoints, admin)
+            model = await admin.model()
+            deadline_s = experiment.load.client_deadline_s
+            async with LoadClient(endpoints.base_url, model, deadline_s) as client, _profile_kept(admin):
+                await _Run(experiment, context, client, options, history, progress).go()
+        reason = "completed"
+    except Exception as error:
+        reason = f"failed: {type(error).__name__}: {error}"
+        raise
+    finally:
+        history.write(EndRecord(time.time(), reason))
+        history.close()
+    return path
+
+
+@contextlib.asynccontextmanager
+async def _profile_kept(admin: Admin) -> Any:
+    """Give the gateway its profile back after the block."""
+    profile, without = await admin.profile()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(AdminError):
+            await admin.set_profile(profile, without)
+
+
+@dataclass
+class _Run:
+    experiment: Experiment
+    context: FaultContext
+    client: LoadClient
+    options: Options
+    history: HistoryWriter
+    progress: Progress
+
+    async def go(self) -> None:
+        options, experiment = self.options, self.experiment
+        undo = UndoLog(options.run_dir)
+        replicas = await self._ready(undo)
+        calibration = Calibration(
+            self.context,
+            self.client,
+            experiment.load,
+            options.seed,
+            undo,
+            options.bounds,
+            self.progress,
+            self.history.write,
+        )
+        capacity = await calibration.measure(replicas, with_loss=experiment.calibrate_loss)
+        rate_per_s = self._rate(capacity, replicas)
+        plan = make_plan(experiment, rate_per_s, options.seed)
+        run_id = f"{options.seed}-{int(time.time()) % 10**6:06d}"
+        for arm in experiment.arms:
+            await ArmRun(
+                self.context,
+                self.client,
+                experiment,
+                arm,
+                plan,
+                options.seed,
+                run_id,
+                replicas,
+                undo,
+                options.bounds,
+                self.progress,
+                self.history,
+            ).run()
+
+    async def _ready(self, undo: UndoLog) -> int:
+        """Return the number of replicas once each has answered and every fault's target is known to exist."""
+        configured = self.context.substrate.settings().get("replicas")
+        expected = int(configured) if configured else len(await self.context.admin.replica_links())
+        found = await all_serving(
+            self.context.admin, self.client, max(expected, 1), (), READY_WITHIN_S, self.options.bounds.poll_s
+        )
+        if not found.ok:
+            raise SubstrateError(
+                f"not every one of {expected} replicas answers ({found.detail}); 'brownout status' tells what runs"
+            )
+        strike = Strike(
+            self.context,
+            self.experiment,
+            "",
+            self.options.seed,
+            undo,
+            self.options.bounds,
+            self.history.write,
+        )
+        await strike.resolve()
+        return expected
+
+    def _rate(self, capacity: dict[int, Capacity], replicas: int) -> float:
+        """Return the calls per second to offer, and write down where the number comes from."""
+        load, options = self.experiment.load, self.options
+        left = replicas - load.of_replicas_lost
+        known = capacity.get(left)
+        calls_per_s = known.calls_per_s if known else capacity[replicas].calls_per_s * left / replicas
+        asked = calls_per_s * load.share
+        memory = RateMemory(options.run_dir / "rates.json")
+        substrate = self.context.substrate
+        key = memory.key(self.experiment.name, asdict(load), substrate.name, substrate.settings())
+        rate_per_s = options.rate_per_s or offered(asked, memory.earlier(key))
+        if options.rate_per_s is None:
+            memory.keep(key, rate_per_s)
+        detail = {
+            "rate_per_s": rate_per_s,
+            "share_asked": load.share,
+            "share_offered": round(rate_per_s / calls_per_s, 4),
+            "of_capacity_calls_per_s": round(calls_per_s, 3),
+            "replicas": left,
+        }
+        self.history.write(CheckRecord("", "offered_load", True, time.time(), detail))
+        self.progress.say(
+            f"offering {rate_per_s:g} calls/s: {rate_per_s / calls_per_s:.2f} of what {left} replicas carry"
+        )
+        return rate_per_s
+
+
+def _run_record(experiment: Experiment, substrate: Substrate, options: Options) -> RunRecord:
+    memory = psutil.virtual_memory()
+    return RunRecord(
+        experiment=asdict(experiment),
+        substrate=substrate.name,
+        seed=options.seed,
+        without=sorted({policy for arm in experiment.arms for policy in arm.without}),
+        versions=substrate.versions(),
+        machine={
+            "cpus": os.cpu_count(),
+            "memory_bytes": memory.total,
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        settings={**substrate.settings(), "bounds": asdict(options.bounds), "rate_per_s": options.rate_per_s},
+        started_at=time.time(),
+    )

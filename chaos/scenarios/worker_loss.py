@@ -1,0 +1,30 @@
+"""Worker loss: one of N replicas is killed while it holds streams and a call that awaits its first token."""
+
+from __future__ import annotations
+
+from chaos.experiment import Experiment, FaultPlan, Load, Objective, Phases
+
+WORKER_LOSS = Experiment(
+    name="worker_loss",
+    question=(
+        "When one of N replicas is killed under a load that N-1 can carry, is every call answered that awaited its "
+        "first token there or arrives in the ten seconds after, and does the first token still come in time?"
+    ),
+    load=Load(
+        share=0.65,
+        of_replicas_lost=1,
+        prompt_tokens=(120, 180),
+        output_tokens=(12, 18),
+        stream_share=0.8,
+        client_deadline_s=10.0,
+    ),
+    faults=(FaultPlan("kill_replica", "replica-*", when={"streaming": 3, "awaiting": 1}),),
+    objectives=(
+        Objective("success_rate", 1.0),
+        Objective("ttft_p95", 3.0, relative_to_control=True),
+    ),
+    counted="worker_loss_window",
+    minimum_counted=100,
+    phases=Phases(warm_up_s=3.0, steady_s=5.0, hold_s=10.0, recovery_s=5.0),
+    calibrate_loss=True,
+)

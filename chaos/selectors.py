@@ -1,0 +1,145 @@
+"""Which calls of an arm the objectives are about: named, so that a scenario can say it in one word.
+
+Where the window lies, and why arms may be compared although the fault fires a little later in one than in another:
+
+- In an arm with a fault the window begins at the moment at which the fault was *injected*, because what happened
+  before it is not the fault's doing. In the control arm, where nothing happened, it begins at the *scheduled* offset.
+  All are offsets from the arm's start, and the same ``n`` is the same arrival in all arms.
+- A fault waits for its condition, so two windows may differ by some arrivals at either end. Comparisons
+  (:func:`chaos.slo.compare`) resample arrivals that either arm counts, so neither arm's calls are thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from chaos.evidence import ArmEvidence, Evidence
+from chaos.history import CallRecord, FaultRecord
+from chaos.names import UnknownName, require
+from cluster.public import replica_label
+
+WORKER_LOSS_WINDOW_S: Final = 10.0
+
+
+class SelectionError(ValueError):
+    """The counted calls cannot be told from this history; the text says what is missing. Inconclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The counted calls of one arm, by ``n``; offsets are seconds from the arm's start."""
+
+    calls: tuple[CallRecord, ...]
+    awaiting: frozenset[int]
+    """The ``n`` of those that awaited their first token on the victim at the fault."""
+    start_s: float
+    end_s: float
+
+    @property
+    def window_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+Selector = Callable[[Evidence, ArmEvidence], Selection]
+
+
+def fault_offset_s(evidence: Evidence, arm: ArmEvidence) -> float:
+    """Return where the window of an arm begins.
+
+    Raises:
+        SelectionError: the arm has a fault that was never injected, or nothing to count offsets from.
+    """
+    if not arm.arm.fault:
+        return evidence.scheduled_fault_s
+    injected = arm.step("injected")
+    if injected is None or arm.start_at is None:
+        raise SelectionError(f"arm {arm.name!r}: its fault was not injected, so nothing can be counted")
+    return injected.at - arm.start_at
+
+
+def _within(arm: ArmEvidence, start_s: float, end_s: float) -> set[int]:
+    return {call.n for call in arm.calls if start_s <= call.offset_s < end_s}
+
+
+def awaiting_requests(arm: ArmEvidence, injected: FaultRecord) -> frozenset[str]:
+    """Return the ids of the requests that awaited their first token on the victim when the fault struck.
+
+    The gateway's events decide: an attempt on the victim that had begun by ``injected``, had not ended before the
+    fault began to strike, and had no first token by ``injected``. Both moments are used because ending a process
+    takes a moment: a connection may be lost before the kill returns and ``injected`` is written. Where the history
+    has no events of the victim, what the fault saw (``awaiting`` in its detail) decides.
+
+    Raises:
+        SelectionError: the history has neither.
+    """
+    since = arm.struck_at or injected.at
+    victim = injected.target
+    on_victim = [
+        attempt
+        for attempt in arm.attempts()
+        if attempt.replica == victim or (victim == replica_label(attempt.replica))
+    ]
+    if on_victim:
+        return frozenset(
+            attempt.request_id
+            for attempt in on_victim
+            if attempt.started_at <= injected.at
+            and (attempt.ended_at is None or attempt.ended_at >= since)
+            and (attempt.first_token_at is None or attempt.first_token_at > injected.at)
+        )
+    if "awaiting" not in injected.detail:
+        raise SelectionError(
+            f"arm {arm.name!r}: neither the gateway's events nor the fault say which calls awaited their "
+            f"first token on {victim}"
+        )
+    return frozenset(str(request) for request in injected.detail["awaiting"])
+
+
+def worker_loss_window(evidence: Evidence, arm: ArmEvidence) -> Selection:
+    """Calls that awaited their first token on the victim at the fault, and those of the ten seconds after it."""
+    start_s = fault_offset_s(evidence, arm)
+    end_s = start_s + WORKER_LOSS_WINDOW_S
+    awaiting: frozenset[int] = frozenset()
+    if arm.arm.fault and (injected := arm.step("injected")) is not None:
+        requests = awaiting_requests(arm, injected)
+        awaiting = frozenset(call.n for call in arm.calls if call.request_id in requests)
+    chosen = awaiting | _within(arm, start_s, end_s)
+    return Selection(tuple(c for c in arm.calls if c.n in chosen), awaiting, start_s, end_s)
+
+
+def hold_window(evidence: Evidence, arm: ArmEvidence) -> Selection:
+    """Calls that arrive while the fault is held: from its injection for ``hold_s``, or until its revert if sooner."""
+    start_s = fault_offset_s(evidence, arm)
+    end_s = start_s + evidence.experiment.phases.hold_s
+    reverted = arm.step("reverted") if arm.arm.fault else None
+    if reverted is not None and arm.start_at is not None:
+        end_s = min(end_s, reverted.at - arm.start_at)
+    chosen = _within(arm, start_s, end_s)
+    return Selection(tuple(c for c in arm.calls if c.n in chosen), frozenset(), start_s, end_s)
+
+
+SELECTORS: Final[Mapping[str, Selector]] = {
+    "worker_loss_window": worker_loss_window,
+    "hold_window": hold_window,
+}
+
+
+def select(evidence: Evidence, arm: ArmEvidence) -> Selection:
+    """Return the counted calls of an arm, as the experiment's selector says.
+
+    Raises:
+        SelectionError: an unknown selector, or a history from which they cannot be told.
+    """
+    try:
+        name = require("selector", evidence.experiment.counted, SELECTORS)
+    except UnknownName as error:
+        raise SelectionError(str(error)) from error
+    return SELECTORS[name](evidence, arm)
+
+
+def meaning(name: str) -> str:
+    """Return in words which calls a selector counts."""
+    selector = SELECTORS.get(name)
+    return (selector.__doc__ or "").split("\n", 1)[0] if selector else f"unknown selector {name!r}"

@@ -1,0 +1,62 @@
+"""For your own test suite: an experiment in a few lines of pytest.
+
+>>> from chaos.testing import run_experiment                                    # doctest: +SKIP
+>>> def test_survives_the_loss_of_a_worker():                                   # doctest: +SKIP
+...     verdict = run_experiment("worker_loss", on="local", seed=7)
+...     assert verdict.status == "pass", verdict
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos.bounds import DEFAULT_BOUNDS, Bounds
+from chaos.conduct import Request, conduct
+from chaos.experiment import Experiment
+from chaos.progress import LineProgress, Progress
+from chaos.scenarios import scenario
+from chaos.substrate import Substrate
+from chaos.substrates import substrate
+from chaos.tailor import tailored
+
+if TYPE_CHECKING:
+    from chaos.verdict import Verdict
+
+
+def run_experiment(
+    experiment: str | Experiment,
+    *,
+    on: str | Substrate = "local",
+    seed: int = 7,
+    arms: Sequence[str] = (),
+    without: Sequence[str] = (),
+    out: Path | None = None,
+    up: bool = True,
+    progress: Progress | None = None,
+    bounds: Bounds = DEFAULT_BOUNDS,
+) -> Verdict:
+    """Run an experiment, write its report folder, and return the verdict.
+
+    Args:
+        experiment: the name of a scenario, or an Experiment of your own.
+        on: the name of a substrate, or one of your own.
+        seed: arrivals, prompts, target and the fault's time follow from it.
+        arms: only these arms; all when empty.
+        without: policies to switch off in the resilient arm.
+        out: the report folder; default one below ``reports/``.
+        up: bring the cluster up when it is not, and down again afterwards.
+
+    Raises:
+        SubstrateError, FaultError, CalibrationError: it could not be run.
+        UnknownName: no such scenario, substrate, arm or policy.
+    """
+    from chaos import report
+
+    chosen = scenario(experiment) if isinstance(experiment, str) else experiment
+    place = substrate(on) if isinstance(on, str) else on
+    request = Request(tailored(chosen, arms=arms, without=without), seed, out, up, bounds=bounds)
+    history = asyncio.run(conduct(request, place, progress or LineProgress()))
+    return report.write(history, history.parent)

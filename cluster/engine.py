@@ -1,0 +1,151 @@
+"""Builds vLLM's engine and vLLM's own server application inside this process, as fast as can be.
+
+How soon a lost replica is back is decided here. Of the 24 s that a plain start takes on a small machine, 20
+go into importing vLLM twice: once in the replica and once in its EngineCore process, which vLLM *spawns*
+its own. Here EngineCore is *forked* after the imports instead (:func:`_fork_engine_core`), the
+garbage collector rests while modules load, and the imports run at low priority, so that a replica that
+starts does not slow down those that serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from cluster import pacing
+from cluster.model import ensure
+from cluster.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+OWN_MODEL_KV_BYTES: Final = 1024**3
+"""KV cache of a user's own model, unless ``kv_cache_bytes`` is set: the default fits the small model only."""
+
+_MODULES: Final = (
+    "vllm.engine.arg_utils",
+    "vllm.entrypoints.launchers.api_server.app_state",
+    "vllm.entrypoints.launchers.app",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.attention.backends.cpu_attn",
+)
+_LOW_PRIORITY: Final = 19
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def arguments(settings: Settings) -> list[str]:
+    """Return vLLM's command line for one replica; builds the small model when no other is configured."""
+    own_model = bool(settings.model)
+    kv_bytes = settings.kv_cache_bytes
+    if own_model and "kv_cache_bytes" not in settings.model_fields_set:
+        kv_bytes = OWN_MODEL_KV_BYTES
+    result = [
+        f"--model={settings.model or ensure(settings.cache_path)}",
+        f"--served-model-name={settings.model_name}",
+        f"--max-model-len={settings.max_model_len}",
+        f"--max-num-seqs={settings.max_num_seqs}",
+        f"--kv-cache-memory-bytes={kv_bytes}",
+        "--enable-prefix-caching",
+        # The worker lives inside EngineCore: one process fewer, and no queue that is polled busily.
+        "--distributed-executor-backend=uni",
+        "--disable-fastapi-docs",
+    ]
+    pace = pacing.Pace.of(settings)
+    if pace is not None:
+        result += [
+            "--enforce-eager",
+            f"--worker-cls={pacing.WORKER_CLASS}",
+            f"--additional-config={json.dumps(pace.to_config())}",
+        ]
+    return result
+
+
+async def start(settings: Settings) -> tuple[AsyncLLM, FastAPI]:
+    """Return the running engine and vLLM's application for it.
+
+    Raises:
+        Exception: whatever vLLM raises for a model or a setting that it cannot serve.
+    """
+    command_line = arguments(settings)
+    gc.disable()
+    with ThreadPoolExecutor(1, thread_name_prefix="import", initializer=_lower_priority) as imports:
+        await asyncio.get_running_loop().run_in_executor(imports, _import_modules, settings.pace)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    options = make_arg_parser(FlexibleArgumentParser()).parse_args(command_line)
+    config = AsyncEngineArgs.from_cli_args(options).create_engine_config()
+    if current_platform.is_cpu():
+        _fork_engine_core()
+    engine = AsyncLLM.from_vllm_config(config)
+    tasks = await engine.get_supported_tasks()
+    app = build_app(options, tasks, engine.model_config)
+    await init_app_state(engine, app.state, options, tasks)
+    # vLLM's launcher puts its HTTP server here, and its error handler asks it to exit when the engine is
+    # dead. There is no such server in a Serve replica; without this the error would be an AttributeError.
+    app.state.server = SimpleNamespace(should_exit=False)
+    return engine, app
+
+
+def _lower_priority() -> None:
+    """Make the calling thread (on Linux, only this thread) give way to everything else."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+
+
+def _import_modules(pace: str) -> None:
+    _forget_ray()
+    for name in _MODULES:
+        importlib.import_module(name)
+    if pace == "on":
+        importlib.import_module(pacing.WORKER_CLASS.rpartition(".")[0])
+
+
+def _forget_ray() -> None:
+    """Let vLLM believe that this is no Ray actor; call it before vLLM is imported.
+
+    In an actor it spawns EngineCore, because that may have to join the Ray cluster. Ours never does.
+    """
+    lazy_utils: Any = importlib.import_module("vllm.ray.lazy_utils")
+    lazy_utils.is_in_ray_actor = lambda: False
+
+
+def _fork_engine_core() -> None:
+    """Make vLLM fork EngineCore, and let the child die with this process.
+
+    vLLM spawns on a CPU so that libraries for many threads are preloaded; a replica here has one thread. A
+    forked child inherits the sockets of its parent; so that none stays open when the parent is killed, the
+    kernel kills the child in the same moment.
+    """
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    os.register_at_fork(after_in_child=die_with_parent)

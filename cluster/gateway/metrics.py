@@ -1,0 +1,124 @@
+"""The gateway's Prometheus metrics; their names are in ``cluster.public``.
+
+Counters follow the events, gauges are read when somebody asks. Label sets are bounded: outcomes and reasons,
+never a replica's or a client's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from cluster import public
+from policies.events import (
+    AttemptEnded,
+    CallEnded,
+    Ejected,
+    Event,
+    Refused,
+    RetryScheduled,
+    RetrySuppressed,
+    ToolEnded,
+)
+
+_TTFT_BUCKETS: Final = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1,
+    1.5,
+    2,
+    3,
+    5,
+    7.5,
+    10,
+    20,
+    60,
+)
+
+
+class Metrics:
+    """A sink that counts; ``registry`` holds everything that ``/metrics`` shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._calls = self._counter(public.METRIC_CALLS, "Calls that have ended.", "outcome")
+        self._attempts = self._counter(public.METRIC_ATTEMPTS, "Attempts that have ended.", "outcome")
+        self._refused = self._counter(public.METRIC_REFUSED, "Calls refused on purpose.", "reason")
+        self._retries = self._counter(public.METRIC_RETRIES, "Retries scheduled.")
+        self._suppressed = self._counter(
+            "brownout_retries_suppressed_total", "Retries that were possible but not made.", "reason"
+        )
+        self._ejections = self._counter(public.METRIC_EJECTIONS, "Replicas taken out of rotation.")
+        self._tools = self._counter(public.METRIC_TOOL_CALLS, "Tool phases that have ended.", "outcome")
+        self._tokens = self._counter("brownout_tokens_total", "Tokens of answers that ended well.", "kind")
+        self._ttft = Histogram(
+            public.METRIC_TTFT,
+            "Time from a call's arrival to its first token.",
+            registry=self.registry,
+            buckets=_TTFT_BUCKETS,
+        )
+        for outcome in ("ok", "failed", "refused", "invalid", "cancelled"):
+            self._calls.labels(outcome)
+        for outcome in ("ok", "failed", "cancelled"):
+            self._attempts.labels(outcome)
+        for reason in ("overloaded", "no_replica"):
+            self._refused.labels(reason)
+        for outcome in ("ok", "deadline", "error"):
+            self._tools.labels(outcome)
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Show what ``read`` returns whenever the metrics are asked for."""
+        Gauge(name, text, registry=self.registry).set_function(read)
+
+    def emit(self, event: Event) -> None:
+        """Count one event."""
+        if isinstance(event, CallEnded):
+            self._calls.labels(event.outcome).inc()
+        elif isinstance(event, AttemptEnded):
+            self._attempts.labels(event.outcome).inc()
+        elif isinstance(event, RetryScheduled):
+            self._retries.inc()
+        elif isinstance(event, RetrySuppressed):
+            self._suppressed.labels(event.reason).inc()
+        elif isinstance(event, Refused):
+            self._refused.labels(event.reason).inc()
+        elif isinstance(event, Ejected):
+            self._ejections.inc()
+        elif isinstance(event, ToolEnded):
+            self._tools.labels(event.outcome).inc()
+
+    def ttft(self, after_s: float) -> None:
+        """Observe a time to first token."""
+        self._ttft.observe(after_s)
+
+    def tokens(self, prompt: int, completion: int) -> None:
+        """Count the tokens of an answer."""
+        self._tokens.labels("prompt").inc(prompt)
+        self._tokens.labels("completion").inc(completion)
+
+    def render(self) -> bytes:
+        """Return the text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name.removesuffix("_total"), text, labels, registry=self.registry)

@@ -1,0 +1,152 @@
+"""What a request must look like before it may reach a replica.
+
+Only what the gateway itself relies on is checked, strictly; every other field passes through, and a replica's
+own 400 passes back. Ranges are OpenAI's.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.gateway.errors import InvalidRequest
+
+Tokens = Annotated[int, Field(ge=1, strict=True)]
+TokenId = Annotated[int, Field(ge=0, strict=True)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, Field(strict=True)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class ToolCall(_Model):
+    """The extension field ``tool_call``: asked before generation, its answer goes into the prompt."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Annotated[str, Field(min_length=1, max_length=128)]
+    params: dict[str, Any] = Field(default_factory=dict)
+    optional: Annotated[bool, Field(strict=True)] = False
+
+
+class StreamOptions(_Model):
+    include_usage: bool | None = None
+
+
+class Message(_Model):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | list[dict[str, Any]] | None = None
+
+
+class GenerationRequest(_Model):
+    """What both APIs share."""
+
+    model: Annotated[str, Field(strict=True, min_length=1)]
+    stream: Annotated[bool, Field(strict=True)] | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128, strict=True)] | None = None
+    max_tokens: Tokens | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(strict=True)] | None = None
+    stop: Text | list[Text] | None = None
+    tool_call: ToolCall | None = None
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are only allowed when stream is true")
+        return self
+
+
+class ChatRequest(GenerationRequest):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Tokens | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: (
+        Text
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Text], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+    )
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Return the body as a JSON object.
+
+    Raises:
+        InvalidRequest: it is not one.
+    """
+    try:
+        value = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(f"the body is not valid JSON: {reason}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object", code="invalid_type")
+    return value
+
+
+def validate(api: str, body: dict[str, Any]) -> ChatRequest | CompletionRequest:
+    """Return the checked request; ``api`` is ``chat`` or ``completions``.
+
+    Raises:
+        InvalidRequest: naming the first field that is wrong.
+    """
+    try:
+        return (ChatRequest if api == "chat" else CompletionRequest).model_validate(body)
+    except ValidationError as error:
+        raise _first(error, body) from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+
+
+_ABSENT = object()
+
+
+def _child(value: Any, step: int | str) -> Any:
+    if isinstance(value, dict):
+        return value.get(step, _ABSENT)
+    if isinstance(value, list) and isinstance(step, int) and step < len(value):
+        return value[step]
+    return _ABSENT
+
+
+def _first(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
+    problems = error.errors(include_url=False, include_context=False)
+    first = problems[0]
+    path: list[str] = []
+    value: Any = body
+    for step in first["loc"]:  # a union's branch names are in the path too: keep what is really in the body
+        inside = value
+        value = _child(inside, step)
+        if value is not _ABSENT:
+            path.append(str(step))
+        elif first["type"] == "missing":
+            path.append(str(step))
+            break
+        else:
+            value = inside
+    param = ".".join(path) or None
+    message = first["msg"].removeprefix("Value error, ")
+    if param == "prompt":
+        message = (
+            "must be a string, a list of strings, a list of token ids, or a list of such lists, not empty"
+        )
+    elif first["type"] in ("string_type", "list_type", "model_type", "bool_type", "int_type"):
+        message = f"{message}, not {type(value).__name__}"
+    code = _CODES.get(first["type"], "invalid_type" if first["type"].endswith("_type") else "invalid_value")
+    return InvalidRequest(f"{param}: {message}" if param else message, param=param, code=code)

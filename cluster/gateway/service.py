@@ -1,0 +1,178 @@
+"""The gateway itself: what outlives a pipeline, and the pipeline that new calls go through."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+from pydantic import ValidationError
+
+from cluster import public
+from cluster.gateway.event_log import EventLog
+from cluster.gateway.generation import Context
+from cluster.gateway.inflight import InFlight
+from cluster.gateway.metrics import Metrics
+from cluster.gateway.replicas import Discovery
+from cluster.gateway.tokens import TokenCounter
+from cluster.gateway.tool_client import ToolClient
+from cluster.gateway.upstream import Answer, Upstream
+from cluster.settings import Settings
+from policies.clock import SystemClock
+from policies.events import Fanout
+from policies.fleet import Fleet
+from policies.profiles import Pipeline, ProfileSettings, Surroundings, UnknownName, build
+from policies.rates import RatePriors, Rates
+from policies.timeouts import TimeoutSettings
+from policies.work import OutputEstimator, WorkLedger
+
+OVERRIDES: Final = (
+    "header_timeout_s",
+    "first_token_timeout_s",
+    "stall_timeout_s",
+    "default_deadline_s",
+    "ttft_objective_s",
+    "tool_deadline_s",
+)
+"""Settings that a change of profile may carry with it."""
+_LEAST_HEADROOM: Final = -10.0
+"""The gauge's floor: minus infinity (load but no replica) cannot be written as JSON."""
+
+
+class BadOverride(ValueError):
+    """An override that does not exist or has a value that cannot be used; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileChoice:
+    """What was asked for: a profile, what is switched off in it, and settings other than the configured."""
+
+    profile: str
+    without: tuple[str, ...] = ()
+    overrides: tuple[tuple[str, float], ...] = ()
+
+
+class Gateway:
+    """One gateway. It must be made where an event loop runs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        counter: TokenCounter,
+        *,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self.counter = counter
+        self.context = Context(settings.model_name, settings.max_model_len)
+        self.clock = SystemClock()
+        self.metrics = Metrics()
+        self.events = EventLog()
+        self.inflight = InFlight()
+        self.sink = Fanout(self.inflight, self.events, self.metrics)
+        self.fleet = Fleet(sink=self.sink)
+        self.ledger = WorkLedger()
+        self.rates = Rates(self.clock, _priors(settings))
+        self.outputs = OutputEstimator()
+        self.tools = ToolClient(session, self.clock)
+        self.discovery = Discovery(
+            settings.links_url,
+            self.fleet,
+            session,
+            tool_address=f"{settings.link_connect_host}:{settings.port_tool_link}",
+        )
+        self.draining = False
+        self._upstream = Upstream(session, self.rates)
+        self._around = Surroundings(
+            self.fleet, self.ledger, self.rates, self.clock, rng or random.Random(), self.sink
+        )
+        self.choice = ProfileChoice(settings.profile)
+        self.pipeline = self._build(self.choice)
+        self._add_gauges()
+
+    def change_profile(
+        self, profile: str, without: Iterable[str] = (), overrides: Mapping[str, Any] | None = None
+    ) -> None:
+        """Put a fresh pipeline in; calls in flight end on the old one.
+
+        Raises:
+            UnknownName: no such profile or policy.
+            BadOverride: no such setting, or not with that value.
+        """
+        choice = ProfileChoice(profile, tuple(without), tuple((overrides or {}).items()))
+        self.pipeline = self._build(choice)
+        self.choice = choice
+
+    def is_ready(self) -> bool:
+        """Tell whether calls can be answered."""
+        return bool(self.fleet.replicas) and not self.draining
+
+    def _build(self, choice: ProfileChoice) -> Pipeline[Answer]:
+        knobs = profile_settings(self.settings, dict(choice.overrides))
+        return build(choice.profile, self._upstream, self._around, knobs, without=choice.without)
+
+    def _add_gauges(self) -> None:
+        gauge, inflight = self.metrics.gauge, self.inflight
+        gauge(public.METRIC_QUEUE_DEPTH, "Calls without a first token yet.", lambda: inflight.waiting)
+        gauge(public.METRIC_IN_FLIGHT, "Calls whose answer has not ended.", lambda: inflight.calls)
+        gauge(
+            public.METRIC_ACTIVE_TOKENS,
+            "Tokens of work outstanding at the replicas.",
+            lambda: self.ledger.total.tokens,
+        )
+        gauge(
+            public.METRIC_HEADROOM,
+            "1 - offered work / service capacity of the live replicas.",
+            lambda: max(_LEAST_HEADROOM, self.rates.headroom(self.live_replicas())),
+        )
+        gauge(public.METRIC_LIVE_REPLICAS, "Replicas in rotation.", self.live_replicas)
+
+    def live_replicas(self) -> int:
+        """Return the number of replicas in rotation."""
+        return len(self.pipeline.rotation())
+
+
+def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> ProfileSettings:
+    """Return the policies' settings: the configured ones with the overrides.
+
+    Raises:
+        BadOverride: no such setting, or not with that value.
+    """
+    for name in overrides:
+        if name not in OVERRIDES:
+            raise BadOverride(str(UnknownName("override", name, OVERRIDES)))
+    try:
+        chosen = Settings.model_validate(
+            {**{name: getattr(settings, name) for name in OVERRIDES}, **overrides}
+        )
+        return ProfileSettings(
+            timeouts=TimeoutSettings(
+                header_s=chosen.header_timeout_s,
+                first_token_s=chosen.first_token_timeout_s,
+                stall_s=chosen.stall_timeout_s,
+            ),
+            ttft_objective_s=chosen.ttft_objective_s,
+            tool_deadline_s=chosen.tool_deadline_s,
+            default_deadline_s=chosen.default_deadline_s,
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = str(problem["loc"][0])
+        raise BadOverride(f"override {name!r} has value {overrides.get(name)!r}: {problem['msg']}") from None
+    except ValueError as error:
+        raise BadOverride(str(error)) from None
+
+
+def _priors(settings: Settings) -> RatePriors:
+    """Return what the rates are believed to be at first: the pace, where replicas are paced."""
+    if settings.pace != "on":
+        return RatePriors(slots=settings.max_num_seqs)
+    return RatePriors(
+        slots=settings.max_num_seqs,
+        prefill_base_s=settings.pace_base_s,
+        prefill_s_per_token=max(settings.pace_per_token_s, 1e-6),
+        tpot_s=max(settings.pace_base_s, 1e-4),
+    )

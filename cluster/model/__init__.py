@@ -1,0 +1,9 @@
+"""The small model that the project builds instead of downloading one.
+
+Experiments need a real engine and varied text, not a clever model. A Llama of 3.7 million seeded random
+parameters gives both, has the same bytes on every machine, and is there two seconds after the first start.
+"""
+
+from cluster.model.build import ModelBuildError, ensure
+
+__all__ = ["ModelBuildError", "ensure"]

@@ -1,0 +1,108 @@
+"""Builds the model into a cache folder, once, and proves each time that what lies there is whole.
+
+Several replicas start at the same moment and each may be the first, so one builds under a lock while the
+others wait; the folder appears in one rename, so that nobody ever loads half a model.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import tokenizers
+
+from cluster.model import tokenizer
+from cluster.model.weights import Architecture, safetensors
+
+MODEL_SHA256: Final = "af02260f131f7017c9b6afd753aeef6e59ed49d8449227f3ce6612b32791a3b4"
+"""Hash of the whole model (:func:`digest`); a build with other bytes is refused."""
+
+_BUILT_WITH: Final = "tokenizers 0.23"
+
+
+class ModelBuildError(RuntimeError):
+    """The model cannot be built here; the text says why and what to do."""
+
+
+def contents(shape: Architecture | None = None) -> dict[str, bytes]:
+    """Return the model's files by name; a pure function of the code and the training text."""
+    shape = shape or Architecture()
+    files = tokenizer.files(tokenizer.training_text(), shape.vocabulary)
+    end_id, pad_id = tokenizer.SPECIAL.index(tokenizer.END), tokenizer.SPECIAL.index(tokenizer.PAD)
+    files["config.json"] = tokenizer.canonical(shape.config(end_id, pad_id))
+    files["generation_config.json"] = tokenizer.canonical({"eos_token_id": end_id, "pad_token_id": pad_id})
+    files["model.safetensors"] = safetensors(shape, silent=range(len(tokenizer.SPECIAL)))
+    return files
+
+
+def digest(files: dict[str, bytes]) -> str:
+    """Return one SHA-256 over names, lengths and bytes of all files."""
+    total = hashlib.sha256()
+    for name in sorted(files):
+        total.update(f"{name}\0{len(files[name])}\0".encode())
+        total.update(files[name])
+    return total.hexdigest()
+
+
+def is_whole(folder: Path, expected: str = MODEL_SHA256) -> bool:
+    """Tell whether the folder holds exactly the expected files (reads all of them, about 8 MB)."""
+    try:
+        return digest({path.name: path.read_bytes() for path in folder.iterdir()}) == expected
+    except OSError:
+        return False
+
+
+def ensure(cache: Path) -> Path:
+    """Return the model's folder below ``cache``; build it first when it is missing or damaged.
+
+    Raises:
+        ModelBuildError: the cache cannot be written, or the build gave other bytes than are pinned.
+    """
+    folder = cache / f"model-{MODEL_SHA256[:12]}"
+    if is_whole(folder):
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(cache / f"{folder.name}.lock"):
+            if not is_whole(folder):
+                _install(contents(), folder)
+    except OSError as error:
+        raise ModelBuildError(
+            f"cannot write to {cache} ({error.strerror}); set cache_dir (BROWNOUT_CACHE_DIR) to a folder "
+            "that this user may write to"
+        ) from error
+    return folder
+
+
+def _install(files: dict[str, bytes], folder: Path) -> None:
+    built = digest(files)
+    if built != MODEL_SHA256:
+        raise ModelBuildError(
+            f"the built model has hash {built[:12]}, expected {MODEL_SHA256[:12]}: the training text was "
+            f"changed, or tokenizers {tokenizers.__version__} trains otherwise than {_BUILT_WITH}; "
+            "install the pinned versions"
+        )
+    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        for name, data in files.items():
+            (scratch / name).write_bytes(data)
+        scratch.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the file; it is released even when this process is killed."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,123 @@
+"""Seeded weights whose bytes do not depend on the machine.
+
+Random generators of numerical libraries may differ in the last bit between processors and versions. Here
+every weight is a sum of twelve bytes of a SHAKE-256 stream (close to normal, by the central limit theorem),
+computed in integers and rounded to bfloat16 once, so that the file can be pinned by its hash.
+
+Untied embeddings and a standard deviation of 0.1 are needed: with the usual small initial values greedy
+output repeats one token for ever, and comparing outputs would then prove nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+_BYTES_PER_WEIGHT: Final = 12
+_MEAN: Final = _BYTES_PER_WEIGHT * 255 / 2
+_SIGMA: Final = float(np.sqrt(_BYTES_PER_WEIGHT * (256**2 - 1) / 12))
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Shape of the model; its head dimension is ``hidden // heads``."""
+
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 4
+    intermediate: int = 512
+    vocabulary: int = 2048
+    positions: int = 4096
+    std: float = 0.1
+    seed: str = "brownout-1"
+
+    def config(self, end_id: int, pad_id: int) -> dict[str, object]:
+        """Return ``config.json`` as ``transformers`` and vLLM read it."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": None,
+            "dtype": "bfloat16",
+            "eos_token_id": end_id,
+            "head_dim": self.hidden // self.heads,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "initializer_range": self.std,
+            "intermediate_size": self.intermediate,
+            "max_position_embeddings": self.positions,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.heads,
+            "pad_token_id": pad_id,
+            "rms_norm_eps": 1e-05,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "vocab_size": self.vocabulary,
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor by its name in the checkpoint; vectors are norms."""
+        square = (self.hidden, self.hidden)
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}
+        for layer in range(self.layers):
+            prefix = f"model.layers.{layer}"
+            shapes[f"{prefix}.input_layernorm.weight"] = (self.hidden,)
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                shapes[f"{prefix}.self_attn.{name}.weight"] = square
+            shapes[f"{prefix}.post_attention_layernorm.weight"] = (self.hidden,)
+            shapes[f"{prefix}.mlp.gate_proj.weight"] = (self.intermediate, self.hidden)
+            shapes[f"{prefix}.mlp.up_proj.weight"] = (self.intermediate, self.hidden)
+            shapes[f"{prefix}.mlp.down_proj.weight"] = (self.hidden, self.intermediate)
+        shapes["model.norm.weight"] = (self.hidden,)
+        shapes["lm_head.weight"] = (self.vocabulary, self.hidden)
+        return shapes
+
+
+def normal(seed: str, name: str, count: int, std: float) -> npt.NDArray[np.float32]:
+    """Return ``count`` values with mean 0 and deviation ``std`` that depend on seed and name only."""
+    stream = hashlib.shake_256(f"{seed}/{name}".encode()).digest(count * _BYTES_PER_WEIGHT)
+    sums = np.frombuffer(stream, dtype=np.uint8).reshape(count, _BYTES_PER_WEIGHT).sum(1, dtype=np.int32)
+    return ((sums - _MEAN) * (std / _SIGMA)).astype(np.float32)
+
+
+def to_bfloat16(values: npt.NDArray[np.float32]) -> bytes:
+    """Round to nearest even and return little-endian bfloat16."""
+    bits = values.astype("<f4").view("<u4")
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return bytes((rounded >> 16).astype("<u2").tobytes())
+
+
+def safetensors(shape: Architecture, silent: range) -> bytes:
+    """Return the checkpoint in the safetensors format.
+
+    The output rows of the ``silent`` token ids are zero: special tokens are then never generated, so that a
+    call ends at the length that it asked for.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    parts: list[bytes] = []
+    offset = 0
+    for name, dimensions in sorted(shape.shapes().items()):
+        count = int(np.prod(dimensions))
+        if len(dimensions) == 1:
+            values = np.ones(count, dtype=np.float32)
+        else:
+            values = normal(shape.seed, name, count, shape.std)
+        if name == "lm_head.weight":
+            values = values.reshape(dimensions).copy()
+            values[silent.start : silent.stop] = 0.0
+            values = values.reshape(-1)
+        data = to_bfloat16(values)
+        header[name] = {"dtype": "BF16", "shape": list(dimensions), "data_offsets": [offset, offset + len(data)]}
+        parts.append(data)
+        offset += len(data)
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return len(encoded).to_bytes(8, "little") + encoded + b"".join(parts)

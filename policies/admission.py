@@ -1,0 +1,76 @@
+"""Refuses a call at once when its first token is predicted to come too late.
+
+An early "no" costs nothing and can be acted on; a late answer costs a batch slot and helps nobody. (Early
+rejection by predicted TTFT, as in Mooncake.)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from policies.call import Call, Handler, T
+from policies.errors import Overloaded
+from policies.events import EventSink, NullSink, Refused
+from policies.fleet import Replica
+from policies.rates import Rates
+from policies.work import WorkLedger
+
+
+class EarlyRejection:
+    """Refuses when no replica in rotation is predicted to give a first token within the objective.
+
+    The objective is ``objective_s`` or what is left of the caller's deadline, whichever is less. A replica
+    that holds nothing is never refused to anybody: its answer is what corrects a prediction gone wrong.
+    """
+
+    def __init__(
+        self,
+        objective_s: float,
+        *,
+        rotation: Callable[[], Sequence[Replica]],
+        ledger: WorkLedger,
+        rates: Rates,
+        rng: random.Random | None = None,
+        sink: EventSink | None = None,
+        most_retry_after_s: float = 30.0,
+    ) -> None:
+        if not objective_s > 0:
+            raise ValueError(f"objective_s is {objective_s}: it must be over 0")
+        self._objective_s = objective_s
+        self._rotation = rotation
+        self._ledger = ledger
+        self._rates = rates
+        self._rng = rng or random.Random()
+        self._sink = sink or NullSink()
+        self._most_retry_after_s = most_retry_after_s
+
+    async def __call__(self, call: Call, inner: Handler[T], /) -> T:
+        """Answer the call, or refuse it.
+
+        Raises:
+            Overloaded: with the predicted time and the time after which to come back.
+        """
+        predicted_s = self.predicted_ttft_s(call.work.prompt_tokens)
+        allowed_s = min(self._objective_s, call.deadline.remaining())
+        if predicted_s is not None and predicted_s > allowed_s:
+            drain_s = max(1.0, predicted_s - allowed_s)
+            retry_after_s = min(self._most_retry_after_s, drain_s * self._rng.uniform(1.0, 1.5))
+            self._sink.emit(Refused(call.request_id, Overloaded.reason))
+            raise Overloaded(
+                f"the first token is predicted after {predicted_s:.1f} s, allowed are {allowed_s:.1f} s",
+                retry_after_s=retry_after_s,
+                predicted_s=predicted_s,
+            )
+        return await inner(call)
+
+    def predicted_ttft_s(self, prompt_tokens: int) -> float | None:
+        """Return the best prediction over the rotation; None when a replica is idle or there is none."""
+        best: float | None = None
+        for replica in self._rotation():
+            ahead = self._ledger.at(replica)
+            if ahead.attempts == 0:
+                return None
+            predicted_s = self._rates.predicted_ttft_s(ahead, prompt_tokens)
+            best = predicted_s if best is None else min(best, predicted_s)
+        return best

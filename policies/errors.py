@@ -1,0 +1,131 @@
+"""Every way in which a call can fail, as seen by a policy.
+
+::
+
+    PolicyError
+    ├── CallRefused             nothing was sent to any replica
+    │   ├── Overloaded              the first token would come too late
+    │   └── NoReplica               nobody is there to ask
+    ├── DeadlineExceeded        the caller no longer waits
+    ├── AttemptError            one attempt on one replica failed; `reached` says how far it had got
+    │   ├── ReplicaLost             refused, closed, cut, or ended without an end
+    │   ├── AttemptTimeout          silent for too long
+    │   ├── ReplicaFailed           it answered with an error of its own (5xx)
+    │   ├── ReplicaBusy             it has no room now (429, 503): says nothing about its health
+    │   └── CallRejected            it found the call itself wrong (other 4xx): repeating cannot help
+    └── ToolError               the tool phase before generation failed
+        └── ToolDeadline            the tool did not answer in time; whether it acted is unknown
+
+``AttemptError.reached`` is one of no headers, headers, first token, mid-stream (:class:`Reached`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from policies.fleet import Replica
+from policies.progress import Reached
+
+
+class PolicyError(Exception):
+    """Base of all errors of this package."""
+
+
+class CallRefused(PolicyError):
+    """The call was turned away before anything was done for it."""
+
+    reason: ClassVar[str] = "refused"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(CallRefused):
+    """The predicted first token lies after the objective or after the caller's deadline."""
+
+    reason: ClassVar[str] = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float, predicted_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.predicted_s = predicted_s
+
+
+class NoReplica(CallRefused):
+    """No replica is known, or none is left that this call has not failed on."""
+
+    reason: ClassVar[str] = "no_replica"
+
+
+class DeadlineExceeded(PolicyError):
+    """The deadline of the call has passed."""
+
+
+class AttemptError(PolicyError):
+    """One attempt failed.
+
+    Args:
+        reached: how far the attempt had got.
+        retry_after_s: what the replica asked for, when it did.
+
+    ``attempts`` counts the attempts that the call had taken by then, ``replica`` is where this one was; both
+    are set on the way up, by the retry policy and by whoever chose the replica.
+    """
+
+    retryable: ClassVar[bool] = True
+    """Whether another replica could do better."""
+    counts_against_replica: ClassVar[bool] = True
+    """Whether it is evidence that the replica is ill."""
+
+    def __init__(
+        self, message: str, *, reached: Reached = Reached.NOTHING, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reached = reached
+        self.retry_after_s = retry_after_s
+        self.attempts = 1
+        self.replica: Replica | None = None
+
+
+class ReplicaLost(AttemptError):
+    """The connection ended, or the answer did without a proper end."""
+
+
+class AttemptTimeout(AttemptError):
+    """No headers, no first token, or no further token within the time allowed for it."""
+
+
+class ReplicaFailed(AttemptError):
+    """The replica answered with an error of its own."""
+
+
+class ReplicaBusy(AttemptError):
+    """The replica has no room at the moment."""
+
+    counts_against_replica: ClassVar[bool] = False
+
+
+class CallRejected(AttemptError):
+    """The replica found the call itself to be wrong; ``status`` and ``body`` are its answer."""
+
+    retryable: ClassVar[bool] = False
+    counts_against_replica: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, status: int, body: bytes = b"", reached: Reached = Reached.HEADERS
+    ) -> None:
+        super().__init__(message, reached=reached)
+        self.status = status
+        self.body = body
+
+
+class ToolError(PolicyError):
+    """The tool answered with an error, or could not be reached."""
+
+    outcome: ClassVar[str] = "error"
+
+
+class ToolDeadline(ToolError):
+    """The tool did not answer in time; it may or may not have acted."""
+
+    outcome: ClassVar[str] = "deadline"

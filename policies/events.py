@@ -1,0 +1,169 @@
+"""What happened, as frozen records that leave through one sink.
+
+Metrics, histories and tests all hang on this seam, so that no policy knows any of them. The sink stamps the
+time: events carry none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events; ``event`` is the name under which it is written down."""
+
+    event: ClassVar[str] = "event"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted(Event):
+    """A replica was chosen and is about to be asked. ``attempt`` counts from 1."""
+
+    event: ClassVar[str] = "attempt_started"
+    request_id: str
+    attempt: int
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptHeaders(Event):
+    """The replica has sent its response headers."""
+
+    event: ClassVar[str] = "attempt_headers"
+    request_id: str
+    attempt: int
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFirstToken(Event):
+    """The replica has sent its first token, ``after_s`` after the attempt began."""
+
+    event: ClassVar[str] = "attempt_first_token"
+    request_id: str
+    attempt: int
+    replica: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded(Event):
+    """``outcome`` is ok, failed or cancelled; ``error`` the name of the error's class, or empty."""
+
+    event: ClassVar[str] = "attempt_ended"
+    request_id: str
+    attempt: int
+    replica: str
+    outcome: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryScheduled(Event):
+    """Attempt number ``attempt`` will begin in ``delay_s``; its budget is already held."""
+
+    event: ClassVar[str] = "retry"
+    request_id: str
+    attempt: int
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySuppressed(Event):
+    """A retry would have been possible. ``reason`` is budget, deadline, replica or attempts."""
+
+    event: ClassVar[str] = "retry_suppressed"
+    request_id: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ejected(Event):
+    """A replica was taken out of rotation for ``for_s``."""
+
+    event: ClassVar[str] = "ejected"
+    replica: str
+    reason: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Event):
+    """An ejected replica is in rotation again."""
+
+    event: ClassVar[str] = "returned"
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Event):
+    """A call was turned away before any attempt."""
+
+    event: ClassVar[str] = "refused"
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAdded(Event):
+    """Discovery has found a replica."""
+
+    event: ClassVar[str] = "upstream_added"
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRemoved(Event):
+    """Discovery no longer knows a replica."""
+
+    event: ClassVar[str] = "upstream_removed"
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnded(Event):
+    """The tool phase of a call is over; ``outcome`` is ok, deadline, error or cancelled."""
+
+    event: ClassVar[str] = "tool"
+    request_id: str
+    outcome: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded(Event):
+    """A call is over; ``outcome`` is ok, failed, refused, invalid or cancelled."""
+
+    event: ClassVar[str] = "call_ended"
+    request_id: str
+    outcome: str
+
+
+class EventSink(Protocol):
+    """Takes events as they happen; it must not block and must not raise."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+
+class NullSink:
+    """Takes everything and keeps nothing; the template for a new sink."""
+
+    def emit(self, event: Event) -> None:
+        """Do nothing."""
+
+
+class Fanout:
+    """Passes each event on to several sinks, in order."""
+
+    def __init__(self, *sinks: EventSink) -> None:
+        self._sinks = sinks
+
+    def emit(self, event: Event) -> None:
+        """Pass the event to every sink."""
+        for sink in self._sinks:
+            sink.emit(event)

@@ -1,0 +1,193 @@
+"""Named settings, made into one composed pipeline.
+
+A profile says which policies are on; each can be switched off by name, to see what it is worth. The order is
+fixed here and nowhere else::
+
+    deadline → early rejection → retry (backoff, budget) → dispatch (balance, ejection) → time-outs → handler
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic
+
+from policies.admission import EarlyRejection
+from policies.backoff import FullJitter
+from policies.balance import Balancer, LeastWork, RoundRobin
+from policies.call import Call, Handler, Policy, T, compose
+from policies.clock import Clock, SystemClock
+from policies.dispatch import Dispatch
+from policies.events import EventSink, NullSink
+from policies.fleet import Fleet, Replica
+from policies.outlier import OutlierDetection, OutlierSettings
+from policies.rates import Rates
+from policies.retry import Retry
+from policies.retry_budget import BudgetSettings, RetryBudget
+from policies.timeouts import AttemptTimeouts, DeadlineGuard, TimeoutSettings
+from policies.work import WorkLedger
+
+POLICIES: Final = (
+    "timeouts",
+    "retry",
+    "retry_budget",
+    "ejection",
+    "least_work",
+    "early_rejection",
+    "tool_deadline",
+)
+PROFILES: Final[dict[str, tuple[str, ...]]] = {"naive": (), "resilient": POLICIES}
+"""Profile to the policies that are on in it."""
+
+
+class UnknownName(ValueError):
+    """A profile or policy that does not exist; ``nearest`` are the names that come close."""
+
+    def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
+        names = tuple(known)
+        self.nearest = tuple(difflib.get_close_matches(given, names, n=3, cutoff=0.4)) or names
+        super().__init__(f"unknown {kind} {given!r}: did you mean {', '.join(self.nearest)}?")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """Every knob of every policy; durations in seconds."""
+
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    max_attempts: int = 3
+    backoff: FullJitter = field(default_factory=FullJitter)
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
+    outlier: OutlierSettings = field(default_factory=OutlierSettings)
+    ttft_objective_s: float = 5.0
+    tool_deadline_s: float = 1.0
+    default_deadline_s: float = 60.0
+    no_replica_retry_after_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_objective_s", "tool_deadline_s", "default_deadline_s", "no_replica_retry_after_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be over 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a pipeline shares with its successors: the fleet, the accounts of work, and the learned rates."""
+
+    fleet: Fleet
+    ledger: WorkLedger
+    rates: Rates
+    clock: Clock = field(default_factory=SystemClock)
+    rng: random.Random = field(default_factory=random.Random)
+    sink: EventSink = field(default_factory=NullSink)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline(Generic[T]):
+    """A handler with the policies of a profile around it."""
+
+    profile: str
+    without: tuple[str, ...]
+    active: tuple[str, ...]
+    handle: Handler[T]
+    dispatch: Dispatch
+    tool_deadline_s: float | None
+    """Longest tool phase; None where nothing but the call's deadline bounds it."""
+    default_deadline_s: float | None
+    """Deadline of a call whose client names none; None where there is none."""
+
+    async def __call__(self, call: Call, /) -> T:
+        """Answer the call."""
+        return await self.handle(call)
+
+    def rotation(self) -> Sequence[Replica]:
+        """Return the replicas that get new attempts now."""
+        return self.dispatch.rotation()
+
+
+def active_policies(profile: str, without: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the policies that are on in a profile, less those switched off.
+
+    Raises:
+        UnknownName: no such profile, or no such policy.
+    """
+    if profile not in PROFILES:
+        raise UnknownName("profile", profile, PROFILES)
+    off = tuple(without)
+    for name in off:
+        if name not in POLICIES:
+            raise UnknownName("policy", name, POLICIES)
+    return tuple(name for name in PROFILES[profile] if name not in off)
+
+
+def build(
+    profile: str,
+    handler: Handler[T],
+    around: Surroundings,
+    settings: ProfileSettings | None = None,
+    *,
+    without: Iterable[str] = (),
+) -> Pipeline[T]:
+    """Compose the pipeline of a profile around a handler; nothing is shared with an earlier one but ``around``.
+
+    Raises:
+        UnknownName: no such profile, or no such policy.
+    """
+    off = tuple(dict.fromkeys(without))
+    active = active_policies(profile, off)
+    knobs = settings or ProfileSettings()
+    clock, rng, sink = around.clock, around.rng, around.sink
+
+    outlier: OutlierDetection | None = None
+    if "ejection" in active:
+        outlier = OutlierDetection(around.fleet, clock=clock, settings=knobs.outlier, rng=rng, sink=sink)
+    balancer: Balancer = LeastWork(around.ledger, around.rates) if "least_work" in active else RoundRobin()
+    dispatch = Dispatch(
+        around.fleet,
+        balancer,
+        ledger=around.ledger,
+        rates=around.rates,
+        clock=clock,
+        sink=sink,
+        outlier=outlier,
+        retry_after_s=knobs.no_replica_retry_after_s,
+    )
+
+    policies: list[Policy] = [DeadlineGuard(clock=clock)]
+    if "early_rejection" in active:
+        policies.append(
+            EarlyRejection(
+                knobs.ttft_objective_s,
+                rotation=dispatch.rotation,
+                ledger=around.ledger,
+                rates=around.rates,
+                rng=rng,
+                sink=sink,
+            )
+        )
+    if "retry" in active:
+        budget = RetryBudget(clock, knobs.budget) if "retry_budget" in active else None
+        policies.append(
+            Retry(
+                max_attempts=knobs.max_attempts,
+                backoff=knobs.backoff,
+                budget=budget,
+                clock=clock,
+                rng=rng,
+                sink=sink,
+            )
+        )
+    policies.append(dispatch)
+    if "timeouts" in active:
+        policies.append(AttemptTimeouts(knobs.timeouts, clock=clock))
+
+    return Pipeline(
+        profile=profile,
+        without=off,
+        active=active,
+        handle=compose(policies, handler),
+        dispatch=dispatch,
+        tool_deadline_s=knobs.tool_deadline_s if "tool_deadline" in active else None,
+        default_deadline_s=None if profile == "naive" else knobs.default_deadline_s,
+    )

@@ -1,0 +1,138 @@
+"""Bounds on waiting: one on a whole call (its deadline), three on one attempt.
+
+A connect through a proxy always succeeds, and a health check says little about an engine that hangs. What is
+left to judge a replica by is how long it takes to send headers, a first token, and each further one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from policies.call import Attempt, Call, Handler, T
+from policies.clock import Clock, SystemClock
+from policies.errors import AttemptTimeout, DeadlineExceeded
+from policies.progress import Progress, Reached
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutSettings:
+    """``header_s`` and ``first_token_s`` count from the start of the attempt, ``stall_s`` between tokens."""
+
+    header_s: float = 1.0
+    first_token_s: float = 5.0
+    stall_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("header_s", "first_token_s", "stall_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be over 0")
+        if self.header_s > self.first_token_s:
+            raise ValueError(
+                f"header_s={self.header_s} exceeds first_token_s={self.first_token_s}: headers come first"
+            )
+
+
+class AttemptTimeouts:
+    """Ends an attempt that has been silent for too long.
+
+    The timer looks at the progress when it fires and sleeps on if there was some, so that a token costs no
+    timer. Silence while the client does not read is not counted.
+    """
+
+    def __init__(self, settings: TimeoutSettings | None = None, *, clock: Clock | None = None) -> None:
+        self._settings = settings or TimeoutSettings()
+        self._clock = clock or SystemClock()
+        self._longest_nap_s = min(self._settings.first_token_s, self._settings.stall_s)
+
+    async def __call__(self, call: Call, inner: Handler[T], /) -> T:
+        """Answer the call.
+
+        Raises:
+            AttemptTimeout: nothing came for too long.
+        """
+        if call.attempt is None:
+            call = call.trying(Attempt(progress=Progress(self._clock)))
+        assert call.attempt is not None
+        progress = call.attempt.progress
+        scope = self._clock.timeout(None)
+        watch = _Watch(self, scope, progress)
+        try:
+            async with scope:
+                watch.arm()
+                return await inner(call)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise AttemptTimeout(self._describe(progress.reached), reached=progress.reached) from None
+        finally:
+            watch.disarm()
+
+    def due(self, progress: Progress) -> tuple[float, float]:
+        """Return the instant at which the attempt is too late, and the last at which to look again."""
+        if progress.paused:
+            now = self._clock.now()
+            return now + self._settings.stall_s, now + self._longest_nap_s
+        if progress.reached is Reached.NOTHING:
+            at = progress.started_at + self._settings.header_s
+        elif progress.reached is Reached.HEADERS:
+            at = progress.started_at + self._settings.first_token_s
+        else:
+            at = progress.last_at + self._settings.stall_s
+        return at, min(at, self._clock.now() + self._longest_nap_s)
+
+    def _describe(self, reached: Reached) -> str:
+        if reached is Reached.NOTHING:
+            return f"no response headers within {self._settings.header_s:g} s"
+        if reached is Reached.HEADERS:
+            return f"no first token within {self._settings.first_token_s:g} s"
+        return f"no further token within {self._settings.stall_s:g} s"
+
+
+class _Watch:
+    __slots__ = ("_handle", "_progress", "_scope", "_timeouts")
+
+    def __init__(self, timeouts: AttemptTimeouts, scope: asyncio.Timeout, progress: Progress) -> None:
+        self._timeouts, self._scope, self._progress = timeouts, scope, progress
+        self._handle: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        _, look_at = self._timeouts.due(self._progress)
+        clock = self._timeouts._clock
+        self._handle = clock.call_later(max(0.0, look_at - clock.now()), self._fired)
+
+    def disarm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _fired(self) -> None:
+        due_at, _ = self._timeouts.due(self._progress)
+        now = self._timeouts._clock.now()
+        if due_at <= now:
+            self._scope.reschedule(now)
+        else:
+            self.arm()
+
+
+class DeadlineGuard:
+    """Ends a call when its caller no longer waits."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+
+    async def __call__(self, call: Call, inner: Handler[T], /) -> T:
+        """Answer the call.
+
+        Raises:
+            DeadlineExceeded: its deadline passed first.
+        """
+        if not call.deadline.is_set:
+            return await inner(call)
+        scope = self._clock.timeout(call.deadline.remaining())
+        try:
+            async with scope:
+                return await inner(call)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise DeadlineExceeded("the deadline of the call has passed") from None

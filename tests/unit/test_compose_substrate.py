@@ -1,0 +1,180 @@
+"""The compose substrate against a container engine that is a handful of Python objects."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import docker.errors
+import pytest
+
+from chaos.substrate import Endpoints, NotRunningError, SubstrateError
+from chaos.substrates.compose import ComposeSubstrate
+from tests.fakes.cluster import FakeCluster
+
+
+@dataclass
+class FakeContainer:
+    id: str
+    service: str
+    address: str
+    status: str = "running"
+    exit_code: int = 0
+    project: str = "lab"
+    one_off: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.project}-{self.service}-{self.id}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {
+            "com.docker.compose.project": self.project,
+            "com.docker.compose.service": self.service,
+            "com.docker.compose.oneoff": str(self.one_off),
+        }
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {
+            "NetworkSettings": {"Networks": {"lab": {"IPAddress": self.address, "Aliases": [self.service]}}},
+            "State": {"ExitCode": self.exit_code},
+            "Config": {"Env": ["BROWNOUT_PACE=on", "PATH=/bin"]},
+            "Image": "sha256:0123456789abcdef0123",
+        }
+
+    def start(self) -> None:
+        self.status = "running"
+
+
+@dataclass
+class FakeEngine:
+    held: list[FakeContainer]
+    killed: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def containers(self) -> Any:
+        return SimpleNamespace(list=self._list, get=self._get)
+
+    @property
+    def api(self) -> Any:
+        return SimpleNamespace(kill=self._kill)
+
+    def _list(self, **asked: Any) -> list[FakeContainer]:
+        assert asked["all"] is True
+        wanted = {tuple(label.split("=", 1)) for label in asked["filters"]["label"]}
+        return [c for c in self.held if wanted <= c.labels.items()]
+
+    def _get(self, name: str) -> FakeContainer:
+        for container in self.held:
+            if container.id == name:
+                return container
+        raise docker.errors.NotFound("no such container")
+
+    def _kill(self, name: str, signal: str) -> None:
+        self.killed.append((name, signal))
+        container = self._get(name)
+        if container.status != "running":
+            raise docker.errors.APIError("is not running")
+        container.status, container.exit_code = "exited", 137
+
+    def version(self) -> dict[str, str]:
+        return {"Version": "26.1"}
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(replicas_wanted=2).serving() as running:
+        yield running
+
+
+@pytest.fixture
+def engine(cluster: FakeCluster) -> FakeEngine:
+    cluster.upstreams = {cluster.listed[0].link: "172.1.0.5:30000", cluster.listed[1].link: "172.1.0.6:30000"}
+    return FakeEngine(
+        [
+            FakeContainer("w0", "worker", "172.1.0.5"),
+            FakeContainer("w1", "worker", "172.1.0.6"),
+            FakeContainer("p", "toxiproxy", "172.1.0.9"),
+            FakeContainer("d", "deploy", "172.1.0.8", status="exited"),
+            FakeContainer("other", "worker", "172.1.0.5", project="elsewhere"),
+            FakeContainer("chaos", "worker", "172.1.0.5", status="exited", exit_code=1, one_off=True),
+        ]
+    )
+
+
+@pytest.fixture
+def substrate(cluster: FakeCluster, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> ComposeSubstrate:
+    place = ComposeSubstrate("lab", inside=False, engine=engine)
+    urls = Endpoints(cluster.url, cluster.url, cluster.url, cluster.url)
+    monkeypatch.setattr(place, "_urls", lambda: urls)
+    return place
+
+
+async def test_a_replica_is_the_container_at_its_links_upstream(
+    substrate: ComposeSubstrate, engine: FakeEngine
+) -> None:
+    first, second = await substrate.replicas()
+    assert [(r.label, r.handle) for r in (first, second)] == [("replica-0", "w0"), ("replica-1", "w1")]
+    assert not await substrate.is_dead(second)
+    await substrate.kill(second)
+    assert engine.killed == [("w1", "SIGKILL")]
+    assert await substrate.is_dead(second)
+    assert [r.handle for r in await substrate.replicas()] == ["w0"]
+    assert await substrate.leftovers() == ["container lab-worker-w1 is exited"]
+    await substrate.restore(second)
+    await substrate.restore(second)
+    assert not await substrate.is_dead(second)
+    assert await substrate.leftovers() == []
+
+
+async def test_a_container_that_was_removed_is_dead(substrate: ComposeSubstrate, engine: FakeEngine) -> None:
+    first, _ = await substrate.replicas()
+    engine.held.remove(engine.held[0])
+    assert await substrate.is_dead(first)
+    with pytest.raises(SubstrateError, match="refused"):
+        await substrate.restore(first)
+
+
+async def test_a_project_without_running_containers_is_not_running(
+    substrate: ComposeSubstrate, engine: FakeEngine
+) -> None:
+    engine.held = [c for c in engine.held if c.project != "lab" or c.status != "running"]
+    with pytest.raises(NotRunningError, match="docker compose up -d --wait"):
+        await substrate.endpoints()
+
+
+async def test_from_the_host_a_service_is_reached_at_its_containers_address(
+    substrate: ComposeSubstrate, engine: FakeEngine
+) -> None:
+    assert await substrate.reachable("toxiproxy:8090") == "172.1.0.9:8090"
+    assert await substrate.reachable("10.0.0.1:80") == "10.0.0.1:80"
+    assert (
+        await ComposeSubstrate("lab", inside=True, engine=engine).reachable("toxiproxy:8090")
+        == "toxiproxy:8090"
+    )
+
+
+def test_endpoints_inside_the_network_and_on_the_host(engine: FakeEngine) -> None:
+    inside = ComposeSubstrate("lab", inside=True, engine=engine)._urls()
+    assert inside.base_url == "http://toxiproxy:8080"
+    assert inside.admin_url == "http://gateway:8082"
+    assert inside.links_url == "http://links:8083"
+    assert inside.toxiproxy_url == "http://toxiproxy:8474"
+    host = ComposeSubstrate("lab", inside=False, engine=engine)._urls()
+    assert (host.base_url, host.admin_url) == ("http://127.0.0.1:8080", "http://127.0.0.1:8082")
+
+
+async def test_no_engine_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    with pytest.raises(SubstrateError, match=r"no container engine answers.*--on local"):
+        await ComposeSubstrate("lab", inside=False).endpoints()
+
+
+def test_settings_and_versions(substrate: ComposeSubstrate) -> None:
+    assert substrate.settings() == {"replicas": 2, "project": "lab", "pace": "on"}
+    assert substrate.versions()["engine"] == "26.1"
+    assert substrate.versions()["image worker"] == "sha256:0123456789ab"
