@@ -52,9 +52,8 @@ def parser() -> argparse.ArgumentParser:
     def add(name: str, text: str, *, on: bool = True) -> argparse.ArgumentParser:
         command = commands_of.add_parser(name, help=text, description=text)
         if on:
-            command.add_argument(
-                "--on", default="local", metavar="SUBSTRATE", help="local (default) or compose"
-            )
+            place = default_substrate()
+            command.add_argument("--on", default=place, metavar="SUBSTRATE", help=f"default here: {place}")
         return command
 
     add("list", "List scenarios, arms, faults, policies and substrates.", on=False)
@@ -146,6 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except (SubstrateError, FaultError, CalibrationError, LinkFaultError) as error:
         print(f"brownout: could not run: {error}", file=sys.stderr)
+        return EXIT_COULD_NOT_RUN
+    except OSError as error:
+        print(f"brownout: could not run: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_COULD_NOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("brownout: interrupted; faults are reverted and the history is closed", file=sys.stderr)

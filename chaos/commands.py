@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from chaos import report
 from chaos.admin import Admin
 from chaos.bounds import DEFAULT_BOUNDS
 from chaos.capacity import Calibration
@@ -24,8 +25,6 @@ from chaos.substrates import SUBSTRATES, substrate
 from chaos.tailor import tailored
 from chaos.undo import UndoLog, run_lock
 from cluster.public import POLICIES, PROFILES, default_run_dir
-
-EXIT_BY_STATUS = {"pass": 0, "fail": 1, "inconclusive": 2}
 
 
 def show_list() -> int:
@@ -161,8 +160,6 @@ def judged(path: Path) -> int:
     Raises:
         UnknownName: there is no such history.
     """
-    from chaos import report
-
     history = path / HISTORY if path.is_dir() else path
     if not history.is_file():
         raise UnknownName(f"no history at {history}; give a report folder, or its {HISTORY}")
@@ -170,6 +167,8 @@ def judged(path: Path) -> int:
         verdict = report.write(history, history.parent)
     except HistoryError as error:
         raise UnknownName(str(error)) from error
-    print(f"verdict: {verdict.status}")
+    print(f"verdict: {verdict.status}. {report.conclusion(verdict)}")
+    for check in verdict.deciding[1:]:
+        print(f"  {check.status}: {check.name}{f' ({check.arm})' if check.arm else ''}: {check.summary}")
     print(f"report: {(history.parent / 'report.html').resolve()}")
-    return EXIT_BY_STATUS[verdict.status]
+    return verdict.exit_code

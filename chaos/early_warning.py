@@ -4,7 +4,8 @@ A signal has *moved* when, after the fault, it leaves the range that it had in t
 half of that range's width (and at least by the signal's own smallest step of interest) for two samples in a row;
 the first of the two counts. The control arm is put through the same rule: a signal that moves there too moves by
 itself, and is not called a warning. Users *feel* the fault when the first call ends without an answer, or has waited
-for its first token as long as the objective allows.
+for its first token as long as the objective allows. All count from the moment at which the fault began to strike:
+a kill takes a moment, and connections may be lost before it returns.
 """
 
 from __future__ import annotations
@@ -112,9 +113,8 @@ def moved_at(
 
 
 def _fault_at(evidence: Evidence, arm: ArmEvidence) -> float | None:
-    injected = arm.step("injected") if arm.arm.fault else None
-    if injected is not None:
-        return injected.at
+    if arm.arm.fault and arm.struck_at is not None:
+        return arm.struck_at
     return None if arm.start_at is None else arm.start_at + evidence.scheduled_fault_s
 
 
@@ -128,16 +128,16 @@ def _movement(arm: ArmEvidence, spec: SignalSpec, fault_at: float) -> tuple[floa
 def _attempt_errors(arm: ArmEvidence, fault_at: float) -> Movement:
     attempts = arm.attempts()
     failed = [a.ended_at for a in attempts if a.outcome == "failed" and a.ended_at is not None]
-    first = min((at for at in failed if at >= fault_at - 1.0), default=None)
-    # A connection may be lost just before the kill returns and the injection is written down: that is at the fault.
-    after_s = None if first is None else max(0.0, first - fault_at)
-    return Movement(ATTEMPT_ERRORS, after_s, bool(attempts), in_control=False)
+    first = min((at for at in failed if at >= fault_at), default=None)
+    return Movement(
+        ATTEMPT_ERRORS, None if first is None else first - fault_at, bool(attempts), in_control=False
+    )
 
 
 def _felt(calls: Iterable[CallRecord], fault_at: float, limit_s: float | None) -> tuple[float | None, str]:
     felt: list[tuple[float, str]] = []
     for call in calls:
-        if call.ended_at < fault_at - 1.0:
+        if call.ended_at < fault_at:
             continue
         if not answered(call):
             felt.append((call.ended_at, f"call {call.n} ended {call.outcome}"))
@@ -151,7 +151,7 @@ def _felt(calls: Iterable[CallRecord], fault_at: float, limit_s: float | None) -
     if not felt:
         return None, "nobody felt it"
     at, what = min(felt)
-    return max(0.0, at - fault_at), what
+    return at - fault_at, what
 
 
 def warnings(measures: Measures) -> tuple[EarlyWarning, ...]:

@@ -3,7 +3,7 @@
 >>> from chaos.testing import run_experiment                                    # doctest: +SKIP
 >>> def test_survives_the_loss_of_a_worker():                                   # doctest: +SKIP
 ...     verdict = run_experiment("worker_loss", on="local", seed=7)
-...     assert verdict.status == "pass", verdict
+...     assert verdict.status == "pass", verdict.deciding
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from chaos import report
 from chaos.bounds import DEFAULT_BOUNDS, Bounds
 from chaos.conduct import Request, conduct
 from chaos.experiment import Experiment
@@ -21,9 +21,7 @@ from chaos.scenarios import scenario
 from chaos.substrate import Substrate
 from chaos.substrates import substrate
 from chaos.tailor import tailored
-
-if TYPE_CHECKING:
-    from chaos.verdict import Verdict
+from chaos.verdict import Verdict
 
 
 def run_experiment(
@@ -53,8 +51,6 @@ def run_experiment(
         SubstrateError, FaultError, CalibrationError: it could not be run.
         UnknownName: no such scenario, substrate, arm or policy.
     """
-    from chaos import report
-
     chosen = scenario(experiment) if isinstance(experiment, str) else experiment
     place = substrate(on) if isinstance(on, str) else on
     request = Request(tailored(chosen, arms=arms, without=without), seed, out, up, bounds=bounds)

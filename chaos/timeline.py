@@ -10,14 +10,16 @@ from cluster.public import replica_label
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One arm's fault. ``*_s`` are seconds after the injection, except the two offsets: after the arm's start."""
+    """One arm's fault. ``*_s`` are seconds after it began to strike, the two offsets seconds after the arm's start."""
 
     arm: str
     kind: str
     target: str
     scheduled_offset_s: float
-    injected_offset_s: float
-    injected_at: float
+    struck_offset_s: float
+    struck_at: float
+    took_s: float
+    """From the first to the last moment of the injection."""
     awaiting: int | None
     """Calls that awaited their first token on the target, as the fault saw it; None when it did not look."""
     streaming: int | None
@@ -43,9 +45,8 @@ def timeline(evidence: Evidence, arm: ArmEvidence) -> Timeline | None:
     injected, start_at = arm.step("injected"), arm.start_at
     if injected is None or start_at is None:
         return None
-    at, target = injected.at, injected.target
+    at, target = arm.struck_at or injected.at, injected.target
     scheduled = arm.step("scheduled")
-    since = arm.struck_at or at
 
     def after(moment: float | None) -> float | None:
         return None if moment is None else max(0.0, moment - at)
@@ -57,7 +58,7 @@ def timeline(evidence: Evidence, arm: ArmEvidence) -> Timeline | None:
         (
             e
             for e in arm.events
-            if e.at >= since
+            if e.at >= at
             and e.event in ("ejected", "upstream_removed")
             and names(e.detail.get("replica", ""))
         ),
@@ -69,7 +70,7 @@ def timeline(evidence: Evidence, arm: ArmEvidence) -> Timeline | None:
             e
             for e in arm.events
             if e.event == "upstream_added"
-            and e.at >= since
+            and e.at >= at
             and replica_label(str(e.detail.get("replica", ""))) == label
             and not names(e.detail.get("replica", ""))
         ),
@@ -85,8 +86,9 @@ def timeline(evidence: Evidence, arm: ArmEvidence) -> Timeline | None:
         kind=injected.kind,
         target=target,
         scheduled_offset_s=scheduled.at - start_at if scheduled else evidence.scheduled_fault_s,
-        injected_offset_s=at - start_at,
-        injected_at=at,
+        struck_offset_s=at - start_at,
+        struck_at=at,
+        took_s=injected.at - at,
         awaiting=_held(injected.detail.get("awaiting")),
         streaming=_held(injected.detail.get("streaming")),
         verified_s=after(verified.at if verified else None),

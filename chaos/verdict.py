@@ -24,6 +24,13 @@ EXIT_COULD_NOT_RUN: Final = 3
 EXIT_USAGE: Final = 4
 
 
+_CONSEQUENCES: Final = ("fault_has_teeth", "policies_work", "minimum_counted", "objectives_measured")
+
+
+def _is_consequence(check: Check) -> bool:
+    return check.status == "inconclusive" and check.name.split(":", 1)[0] in _CONSEQUENCES
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of judging one history."""
@@ -50,8 +57,13 @@ class Verdict:
 
     @property
     def deciding(self) -> tuple[Check, ...]:
-        """Return the checks that made the verdict what it is; none when it is a pass."""
-        return () if self.status == "pass" else self.of_status(self.status)
+        """Return the checks that made the verdict what it is, causes before consequences; none for a pass.
+
+        What is claimed could often not be shown *because* the fault did not strike or the machine was not fit.
+        """
+        if self.status == "pass":
+            return ()
+        return tuple(sorted(self.of_status(self.status), key=_is_consequence))
 
 
 def judge(

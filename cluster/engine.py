@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 OWN_MODEL_KV_BYTES: Final = 1024**3
-"""KV cache of a user's own model, unless ``kv_cache_bytes`` is set: the default fits the small model only."""
+"""KV cache of a user's own model where ``kv_cache_bytes`` is left as it is: that fits the small model only."""
 
 _MODULES: Final = (
     "vllm.engine.arg_utils",
@@ -51,7 +51,7 @@ def arguments(settings: Settings) -> list[str]:
     """Return vLLM's command line for one replica; builds the small model when no other is configured."""
     own_model = bool(settings.model)
     kv_bytes = settings.kv_cache_bytes
-    if own_model and "kv_cache_bytes" not in settings.model_fields_set:
+    if own_model and kv_bytes == Settings.model_fields["kv_cache_bytes"].default:
         kv_bytes = OWN_MODEL_KV_BYTES
     result = [
         f"--model={settings.model or ensure(settings.cache_path)}",
@@ -64,6 +64,10 @@ def arguments(settings: Settings) -> list[str]:
         "--distributed-executor-backend=uni",
         "--disable-fastapi-docs",
     ]
+    if not own_model:
+        # Processors without bfloat16 instructions take eight times as long for it as for float32, and
+        # replicas that crowd the cores have no capacity of their own.
+        result.append("--dtype=float32")
     pace = pacing.Pace.of(settings)
     if pace is not None:
         result += [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 
-class PacedWorker(CPUWorker):
+class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not typed for us
     """Computes each step for real, then sleeps for the rest of its modelled time."""
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:

@@ -23,12 +23,11 @@ LAST_WORDS_S: Final = 0.3
 _log = logging.getLogger("ray.serve")
 
 
-@serve.deployment
 @serve.ingress()
 class Replica:
-    """The deployment of application ``llm``; ``settings`` are the fields of Settings that were set."""
+    """What application ``llm`` runs; ``settings`` are the fields of Settings as JSON values."""
 
-    async def __init__(self, settings: dict[str, Any]) -> None:
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         configured = Settings(**settings)
         serve_listener.keep_on(configured.bind_host)
         self._engine, self._app = await engine.start(configured)
@@ -47,7 +46,7 @@ class Replica:
         Serve acts only on the third failed health check, and lets connections linger. The end of the process
         cuts every stream that is still open and makes Serve start the replacement at once.
         """
-        while not self._engine.errored:
+        while not self._engine.errored:  # noqa: ASYNC110 - vLLM sets a flag and offers no event
             await asyncio.sleep(WATCH_PERIOD_S)
         _log.error("the engine is dead: this replica ends")
         await asyncio.sleep(LAST_WORDS_S)

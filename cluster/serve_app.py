@@ -48,24 +48,24 @@ def _common() -> dict[str, Any]:
 
 def targets(settings: Settings) -> list[RunTarget]:
     """Return what Serve is to run."""
+    from ray import serve
     from ray.serve.api import RunTarget
 
     from cluster.replica import Replica
     from cluster.tool.deployment import Tool
 
-    replica = Replica.options(
+    replica = serve.deployment(Replica).options(
         num_replicas=settings.replicas,
         ray_actor_options={"num_cpus": 0, "resources": {ray_node.RESOURCE_REPLICA: 1}},
         **_common(),
     )
-    tool = Tool.options(
+    tool = serve.deployment(Tool).options(
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "resources": {ray_node.RESOURCE_HEAD: 0.1}},
         **_common(),
     )
-    given = settings.model_dump(mode="json", exclude_unset=True)
     return [
-        RunTarget(replica.bind(given), name=APP_LLM, route_prefix="/"),
+        RunTarget(replica.bind(settings.model_dump(mode="json")), name=APP_LLM, route_prefix="/"),
         RunTarget(tool.bind(settings.bind_host), name=APP_TOOL, route_prefix=public.TOOL_PATH),
     ]
 

@@ -90,13 +90,21 @@ class AttemptTimeouts:
 
 
 class _Watch:
-    __slots__ = ("_handle", "_progress", "_scope", "_timeouts")
+    """The timer of one attempt.
+
+    It looks twice before it gives the attempt up: when this process itself was held up, what the replica has
+    sent in the meantime lies unread, and only a further turn of the event loop shows it.
+    """
+
+    __slots__ = ("_handle", "_looked", "_progress", "_scope", "_timeouts")
 
     def __init__(self, timeouts: AttemptTimeouts, scope: asyncio.Timeout, progress: Progress) -> None:
         self._timeouts, self._scope, self._progress = timeouts, scope, progress
         self._handle: asyncio.TimerHandle | None = None
+        self._looked = False
 
     def arm(self) -> None:
+        self._looked = False
         _, look_at = self._timeouts.due(self._progress)
         clock = self._timeouts._clock
         self._handle = clock.call_later(max(0.0, look_at - clock.now()), self._fired)
@@ -108,10 +116,13 @@ class _Watch:
     def _fired(self) -> None:
         due_at, _ = self._timeouts.due(self._progress)
         now = self._timeouts._clock.now()
-        if due_at <= now:
-            self._scope.reschedule(now)
-        else:
+        if due_at > now:
             self.arm()
+        elif not self._looked:
+            self._looked = True
+            self._handle = self._timeouts._clock.call_later(0.0, self._fired)
+        else:
+            self._scope.reschedule(now)
 
 
 class DeadlineGuard:

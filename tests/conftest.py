@@ -14,6 +14,7 @@ import pytest
 from cluster.public import ClusterState
 
 ROOT = Path(__file__).resolve().parent.parent
+COMPOSE_PROJECT = "brownout"
 SHARED = Path(os.environ.get("BROWNOUT_SHARED", ROOT.parent / "shared"))
 
 
@@ -44,6 +45,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.skip(reason="no container engine with compose answers here"))
 
 
+@pytest.fixture(autouse=True)
+def _its_cluster(request: pytest.FixtureRequest) -> None:
+    """What a test's mark says it needs is up before it starts, once for all tests with that mark."""
+    for mark, fixture in (("cluster", "cluster"), ("docker", "compose")):
+        if request.node.get_closest_marker(mark):
+            request.getfixturevalue(fixture)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterState]:
     """A running local cluster: real Ray Serve, real vLLM, paced. One that is already up is used and kept."""
@@ -54,6 +63,38 @@ def cluster() -> Iterator[ClusterState]:
     yield state
     if not was_up:
         subprocess.run([sys.executable, "-m", "cluster.local", "down"], check=True, cwd=ROOT)
+
+
+@pytest.fixture(scope="session")
+def compose() -> Iterator[str]:
+    """The cluster in containers; gives the project's name. One that is already up is used and kept.
+
+    The local cluster gives way first: both listen on the same ports. (The tests that need it have run by then.)
+    """
+    subprocess.run([sys.executable, "-m", "cluster.local", "down"], check=True, cwd=ROOT)
+    was_up = bool(_left_of(COMPOSE_PROJECT, "ps", "-q"))
+    try:
+        subprocess.run(["docker", "compose", "up", "-d", "--wait"], check=True, cwd=ROOT, timeout=550)
+        yield COMPOSE_PROJECT
+    finally:
+        if not was_up:
+            down = ["docker", "compose", "down", "-v", "--remove-orphans"]
+            subprocess.run(down, check=True, cwd=ROOT, timeout=180)
+    if not was_up:
+        left = [
+            name
+            for command in (("ps", "-aq"), ("volume", "ls", "-q"), ("network", "ls", "-q"))
+            for name in _left_of(COMPOSE_PROJECT, *command)
+        ]
+        assert left == [], "'docker compose down -v' left something"
+
+
+def _left_of(project: str, *command: str) -> list[str]:
+    label = f"label=com.docker.compose.project={project}"
+    listed = subprocess.run(
+        ["docker", *command, "--filter", label], capture_output=True, text=True, check=True, timeout=60
+    )
+    return listed.stdout.split()
 
 
 @pytest.fixture(scope="session")

@@ -122,11 +122,11 @@ def load_on_time(measures: Measures) -> Iterator[Check]:
 
 
 def _before_the_fault(evidence: Evidence, arm: ArmEvidence) -> list[CallRecord]:
-    injected = arm.step("injected")
     start = arm.start_at
     if start is None:
         return []
-    until = injected.at if injected else start + evidence.scheduled_fault_s
+    # Not until "injected": a kill takes a moment, and what breaks meanwhile is the fault's doing.
+    until = arm.struck_at or start + evidence.scheduled_fault_s
     since = arm.phase_at("steady") or start
     return [call for call in arm.calls if call.scheduled_at >= since and call.ended_at < until]
 
@@ -181,5 +181,7 @@ def calibration(measures: Measures) -> Iterator[Check]:
         yield Check("calibration", "pass", text, detail=detail)
     else:
         doubt = "" if found > expected else ", or one was slow to take load"
+        if found > 1:
+            doubt = f", or something else had the CPU while all {n} were measured"
         summary = f"replicas share the CPU{doubt}: {text}, give or take 15 % of that"
         yield Check("calibration", "inconclusive", summary, detail=detail)

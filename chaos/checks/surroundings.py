@@ -78,7 +78,7 @@ def found_by_the_runner(measures: Measures) -> Iterator[Check]:
     somewhere = [record.name for arm in evidence.arms for record in arm.checks]
     for arm in evidence.arms:
         required = [IN_FLIGHT_ZERO, NO_TOXICS]
-        if arm.arm.fault and kinds & LOSES_REPLICA:
+        if arm.step("injected") is not None and kinds & LOSES_REPLICA:
             required.append(REPLICA_RETURNED)
         # Looked at once for the whole run is enough where no arm has a record of its own.
         if NO_LEFTOVERS in somewhere:

@@ -84,11 +84,14 @@ class LoadClient:
             request_id = f"{request_prefix}-{call.n:05d}"
             sink(await self.call(call.ask, arm, call.n, call.offset_s, scheduled_at, request_id))
 
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                scheduled_at = start_at + call.offset_s
-                await sleep_until(scheduled_at)
-                group.create_task(one(call, scheduled_at))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call in calls:
+                    scheduled_at = start_at + call.offset_s
+                    await sleep_until(scheduled_at)
+                    group.create_task(one(call, scheduled_at))
+        except ExceptionGroup as group_error:  # a call raises nothing; the sink may, e.g. on a full disk
+            raise group_error.exceptions[0] from group_error
 
     async def call(
         self, asked: Ask, arm: str, n: int, offset_s: float, scheduled_at: float, request_id: str

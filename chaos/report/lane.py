@@ -46,10 +46,10 @@ def _ends(arm: ArmEvidence) -> float:
 
 
 def _fault(arm: ArmEvidence, zero_at: float, until: float) -> tuple[float, float] | None:
-    injected, reverted = arm.step("injected"), arm.step("reverted")
-    if injected is None:
+    struck_at, reverted = arm.struck_at, arm.step("reverted")
+    if struck_at is None:
         return None
-    return injected.at - zero_at, (reverted.at if reverted else until) - zero_at
+    return struck_at - zero_at, (reverted.at if reverted else until) - zero_at
 
 
 def lanes(measures: Measures) -> tuple[Lane, ...]:

@@ -39,8 +39,8 @@ def markdown(verdict: Verdict) -> str:
     if len(verdict.deciding) > 1:
         lines += [
             *(
-                f"- {escaped(c.name)} {escaped(f'({c.arm})') if c.arm else ''}: {escaped(c.summary)}"
-                for c in verdict.deciding
+                f"- {escaped(c.name)}{' ' + escaped(f'({c.arm})') if c.arm else ''}: {escaped(c.summary)}"
+                for c in verdict.deciding[1:]
             ),
             "",
         ]

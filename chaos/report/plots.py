@@ -11,7 +11,6 @@ from typing import Final
 from markupsafe import Markup
 
 from chaos import slo
-from chaos.early_warning import SignalSpec
 from chaos.history import CallRecord
 from chaos.report.lane import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Lane, chart
 from chaos.report.svg import Scale, el, linear, logarithmic, path, round_step
@@ -40,17 +39,20 @@ def bin_s(lane: Lane) -> float:
     return 1.0 if span <= MOST_BINS else max(1.0, round_step(span, MOST_BINS))
 
 
-def _bin(lane: Lane, at: float, width: float) -> int:
+def bin_of(lane: Lane, at: float, width: float) -> int:
+    """Return the number of the bin of a moment; bin 0 begins at the scheduled fault."""
     return math.floor(lane.x(at) / width)
 
 
-def _y(high: float, low: float = 0.0, percent: bool = False) -> Scale:
+def y_scale(high: float, low: float = 0.0, percent: bool = False) -> Scale:
+    """Return the vertical scale of a chart, from its floor to its top."""
     return linear(low, high, _FLOOR, TOP, percent=percent)
 
 
-def _bar(
+def bar(
     lane: Lane, start_s: float, width_s: float, y: Scale, low: float, high: float, class_: str, title: str
 ) -> Markup:
+    """Return one bar of a stack: ``width_s`` seconds wide, from ``low`` to ``high`` on the scale."""
     left, right = (lane.scale.at(min(max(s, lane.start_s), lane.end_s)) for s in (start_s, start_s + width_s))
     top = y.at(high)
     return el(
@@ -76,9 +78,11 @@ def outcomes(lanes: Sequence[Lane]) -> Row:
         width = bin_s(lane)
         bins: dict[int, Counter[str]] = defaultdict(Counter)
         for call in lane.arm.calls:
-            bins[_bin(lane, call.scheduled_at, width)][call.outcome] += 1
+            bins[bin_of(lane, call.scheduled_at, width)][call.outcome] += 1
         binned.append((lane, width, bins))
-    y = _y(max((sum(c.values()) / width for _, width, bins in binned for c in bins.values()), default=1.0))
+    y = y_scale(
+        max((sum(c.values()) / width for _, width, bins in binned for c in bins.values()), default=1.0)
+    )
     pictures = []
     for lane, width, bins in binned:
         marks: list[Markup] = []
@@ -89,7 +93,7 @@ def outcomes(lanes: Sequence[Lane]) -> Row:
                 if counts[outcome]:
                     top = base + counts[outcome] / width
                     title = f"{start:g} to {start + width:g} s: {told}"
-                    marks.append(_bar(lane, start, width, y, base, top, f"o-{outcome}", title))
+                    marks.append(bar(lane, start, width, y, base, top, f"o-{outcome}", title))
                     base = top
         everything = Counter(call.outcome for call in lane.arm.calls)
         said = ", ".join(f"{everything[o]} {o}" for o in OUTCOMES if everything[o]) or "no calls"
@@ -104,7 +108,7 @@ def _rolling_p95(lane: Lane, y: Scale) -> Markup:
     bins: dict[int, list[float]] = defaultdict(list)
     for call in lane.arm.calls:
         if (value := slo.ttft_s(call)) is not None:
-            bins[_bin(lane, call.scheduled_at, width)].append(value)
+            bins[bin_of(lane, call.scheduled_at, width)].append(value)
     points: list[tuple[float, float] | None] = []
     for index in range(min(bins, default=0), max(bins, default=-1) + 1):
         value = slo.percentile(bins[index], 0.95) if bins.get(index) else math.inf
@@ -162,9 +166,9 @@ def gaps(lanes: Sequence[Lane]) -> Row:
         bins: dict[int, list[float]] = defaultdict(list)
         for call in lane.arm.calls:
             for at, gap in zip(call.token_at[1:], slo.gaps_s(call), strict=True):
-                bins[_bin(lane, at, bin_s(lane))].append(gap)
+                bins[bin_of(lane, at, bin_s(lane))].append(gap)
         binned.append((lane, bins))
-    y = _y(max((max(values) for _, bins in binned for values in bins.values()), default=0.1))
+    y = y_scale(max((max(values) for _, bins in binned for values in bins.values()), default=0.1))
     pictures = []
     for lane, bins in binned:
         width = bin_s(lane)
@@ -184,78 +188,3 @@ def gaps(lanes: Sequence[Lane]) -> Row:
         pictures.append(chart(lane, y, "gap in s", label, marks))
     says = "Inside streams: p50 (blue), p99 (dark) and the longest gap (dotted) of each second."
     return Row("Gaps between tokens (ITL)", says, tuple(pictures))
-
-
-def attempts(lanes: Sequence[Lane]) -> Row:
-    """Return upstream attempts each second, first ones and repeated ones: retry amplification."""
-    binned = []
-    for lane in lanes:
-        bins: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        known = {call.request_id for call in lane.arm.calls}
-        for attempt in lane.arm.attempts():
-            if attempt.request_id not in known:
-                continue  # the runner's own probes
-            bins[_bin(lane, attempt.started_at, bin_s(lane))][attempt.attempt > 1] += 1
-        binned.append((lane, bins))
-    y = _y(max((sum(b) / bin_s(lane) for lane, bins in binned for b in bins.values()), default=1.0))
-    pictures = []
-    for lane, bins in binned:
-        width, marks = bin_s(lane), []
-        for index, (first, again) in sorted(bins.items()):
-            title = f"{index * width:g} to {(index + 1) * width:g} s: {first} first, {again} repeated"
-            marks.append(_bar(lane, index * width, width, y, 0, first / width, "o-ok", title))
-            if again:
-                marks.append(
-                    _bar(
-                        lane,
-                        index * width,
-                        width,
-                        y,
-                        first / width,
-                        (first + again) / width,
-                        "o-refused",
-                        title,
-                    )
-                )
-        total, repeated = sum(sum(b) for b in bins.values()), sum(b[1] for b in bins.values())
-        label = f"Arm {lane.arm.name}, attempts at replicas: {total}, of them {repeated} repeated."
-        pictures.append(chart(lane, y, "attempts/s", label, marks))
-    says = "Attempts at replicas: first (blue) and repeated (orange). Retries that outgrow the calls are a retry storm."
-    return Row("Retry amplification", says, tuple(pictures))
-
-
-def signal(lanes: Sequence[Lane], spec: SignalSpec) -> Row:
-    """Return one sampled signal; where it could not be sampled the line has a gap."""
-    values = [
-        value
-        for lane in lanes
-        for record in lane.arm.signals
-        if (value := getattr(record, spec.name)) is not None and math.isfinite(value)
-    ]
-    percent = spec.unit == "ratio"
-    low, high = min([0.0, *values]), max([*values, 0.05 if percent else 0.1 if spec.unit == "s" else 1.0])
-    y = _y(high, low, percent)
-    pictures = []
-    for lane in lanes:
-        points: list[tuple[float, float] | None] = []
-        last: float | None = None
-        seen: list[float] = []
-        for record in lane.arm.signals:
-            value = getattr(record, spec.name)
-            if value is None or not math.isfinite(value):
-                points.append(None)
-                last = None
-                continue
-            seen.append(value)
-            x = lane.scale.at(min(max(lane.x(record.at), lane.start_s), lane.end_s))
-            if spec.name == "live_replicas" and last is not None:
-                points.append((x, y.at(last)))
-            points.append((x, y.at(value)))
-            last = value
-        marks = [path(points, "line main")]
-        if not seen:
-            marks = [el("text", "no samples", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT / 2, class_="none")]
-        reach = f"{number(min(seen), spec.unit)} to {number(max(seen), spec.unit)}" if seen else "no samples"
-        label = f"Arm {lane.arm.name}, {spec.title}: {reach}."
-        pictures.append(chart(lane, y, "share" if percent else spec.unit, label, marks))
-    return Row(spec.title, spec.meaning[0].upper() + spec.meaning[1:] + ".", tuple(pictures))

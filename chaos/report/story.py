@@ -41,14 +41,16 @@ def conclusion(verdict: Verdict) -> str:
     word = "failed" if verdict.status == "fail" else "could not be decided"
     first = deciding[0]
     where = f" ({first.arm})" if first.arm else ""
-    text = f"{count(len(deciding), 'check')} {word}. {first.name}{where}: {first.summary}."
+    lead = "First of all: " if len(deciding) > 1 else ""
+    text = f"{count(len(deciding), 'check')} {word}. {lead}{first.name}{where}: {first.summary}."
     if verdict.status == "inconclusive":
         text = f"This run shows nothing either way: {text}"
     return text
 
 
 def _struck(timeline: Timeline) -> str:
-    late = max(0.0, timeline.injected_offset_s - timeline.scheduled_offset_s)
+    late = max(0.0, timeline.struck_offset_s - timeline.scheduled_offset_s)
+    took = f" Striking took {seconds(timeline.took_s)}." if timeline.took_s >= 0.1 else ""
     held = ""
     if timeline.awaiting is not None and timeline.streaming is not None:
         held = (
@@ -57,8 +59,8 @@ def _struck(timeline: Timeline) -> str:
         )
     fault = timeline.kind.replace("_", " ")
     return (
-        f"At {moment(timeline.injected_at, fraction=True)}, {seconds(timeline.injected_offset_s)} into the arm and "
-        f"{seconds(late)} after its scheduled time, {fault} struck {timeline.target}{held}."
+        f"At {moment(timeline.struck_at, fraction=True)}, {seconds(timeline.struck_offset_s)} into the arm and "
+        f"{seconds(late)} after its scheduled time, {fault} struck {timeline.target}{held}.{took}"
     )
 
 

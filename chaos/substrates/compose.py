@@ -8,16 +8,15 @@ its link's upstream.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from chaos.admin import Admin, AdminError
 from chaos.substrate import Endpoints, NotRunningError, ReplicaHandle, SubstrateError
+from chaos.substrates.command import run_command
 from cluster import public
 
 T = TypeVar("T")
@@ -232,34 +231,8 @@ class ComposeSubstrate:
             )
         if shutil.which("docker") is None:
             raise SubstrateError("the command 'docker' is not on the PATH; install Docker with compose")
-        folder = _project_folder()
-        process = await asyncio.create_subprocess_exec(
-            "docker",
-            "compose",
-            "-p",
-            self._project,
-            *arguments,
-            cwd=folder,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=sys.__stderr__,
-        )
-        try:
-            async with asyncio.timeout(timeout_s):
-                code = await process.wait()
-        except TimeoutError:
-            raise SubstrateError(
-                f"'docker compose {arguments[0]}' did not end within {timeout_s:g} s"
-            ) from None
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(30):
-                        await process.wait()
-        if code != 0:
-            raise SubstrateError(
-                f"'docker compose {' '.join(arguments)}' in {folder} ended with {code}; see above"
-            )
+        command = ["docker", "compose", "-p", self._project, *arguments]
+        await run_command(command, timeout_s, cwd=_project_folder())
 
 
 def _project_folder() -> Path:

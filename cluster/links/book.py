@@ -77,6 +77,7 @@ class LinkBook:
         self._status: ServeStatus | None = None
         self._serve_away_since: float | None = None
         self._there: dict[str, ProxySeen] | None = None
+        self._asked_at = 0.0
         self._touched: dict[str, float] = {}
         self._out_of_ports = ""
 
@@ -110,6 +111,9 @@ class LinkBook:
 
     def saw_proxies(self, proxies: Mapping[str, ProxySeen], asked_at: float, now: float) -> None:
         """Take Toxiproxy's list. Of names that were acted on since it was asked for, the book knows better."""
+        if asked_at < self._asked_at:
+            return
+        self._asked_at = asked_at
         seen = dict(proxies)
         self._touched = {name: at for name, at in self._touched.items() if at >= asked_at}
         busy = [entry.name for entry in self._entries.values() if entry.busy]
@@ -214,7 +218,7 @@ class LinkBook:
                 if seen is None or _matches(entry, seen) or entry.busy:
                     del running[entry.replica_id, entry.upstream]
                     continue
-            elif False:
+            elif entry.replica_id in status.recovering:
                 continue
             entry.leaving, entry.keep_until = True, now + DRAIN_S
         self._out_of_ports = ""

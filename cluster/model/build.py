@@ -21,7 +21,7 @@ import tokenizers
 from cluster.model import tokenizer
 from cluster.model.weights import Architecture, safetensors
 
-MODEL_SHA256: Final = "af02260f131f7017c9b6afd753aeef6e59ed49d8449227f3ce6612b32791a3b4"
+MODEL_SHA256: Final = "e9265bfec17f0493193ee3e5f2284e55f6345bb236f62e6415f3b2d772ee5bb1"
 """Hash of the whole model (:func:`digest`); a build with other bytes is refused."""
 
 _BUILT_WITH: Final = "tokenizers 0.23"

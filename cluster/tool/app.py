@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.tool import jsonrpc, methods
 from cluster.tool.control import AnswerLost, Control, Faults, Sleep
@@ -27,6 +28,19 @@ class _CutConnection(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"1")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+class _RootWithoutSlash:
+    """Lets ``POST /tool`` reach the route ``/``: behind a prefix, nothing is left of that path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        root_path = scope.get("root_path", "")
+        if root_path and scope.get("path") == root_path:
+            scope = {**scope, "path": root_path + "/"}
+        await self._app(scope, receive, send)
 
 
 def create_app(clock: Callable[[], float] = time.time, sleep: Sleep = asyncio.sleep) -> Starlette:
@@ -58,7 +72,8 @@ def create_app(clock: Callable[[], float] = time.time, sleep: Sleep = asyncio.sl
         try:
             faults = Faults.model_validate_json(await request.body())
         except ValidationError as error:
-            return JSONResponse({"error": error.errors(include_url=False, include_context=False)}, 400)
+            problems = [f"field {'.'.join(map(str, one['loc']))!r}: {one['msg']}" for one in error.errors()]
+            return JSONResponse({"error": problems}, 400)
         unknown = sorted(faults.methods - table.keys())
         if unknown:
             known = ", ".join(sorted(table))
@@ -77,6 +92,7 @@ def create_app(clock: Callable[[], float] = time.time, sleep: Sleep = asyncio.sl
         return JSONResponse({"status": "ok"})
 
     return Starlette(
+        middleware=[Middleware(_RootWithoutSlash)],
         routes=[
             Route("/", rpc, methods=["POST"]),
             Route("/ledger", read_ledger, methods=["GET"]),
@@ -84,7 +100,7 @@ def create_app(clock: Callable[[], float] = time.time, sleep: Sleep = asyncio.sl
             Route("/control", read_control, methods=["GET"]),
             Route("/control", reset_control, methods=["DELETE"]),
             Route("/healthz", healthz, methods=["GET"]),
-        ]
+        ],
     )
 
 

@@ -17,9 +17,9 @@ class Faults(BaseModel):
     """What is in force; the default is nothing. ``methods`` empty means every method."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    latency_s: float = Field(0.0, ge=0, le=3600)
+    latency_s: float = Field(default=0.0, ge=0, le=3600)
     """Time that passes before the method runs."""
-    error_rate: float = Field(0.0, ge=0, le=1)
+    error_rate: float = Field(default=0.0, ge=0, le=1)
     """Share of calls that fail before they have an effect; evenly spread, not drawn by lot."""
     hang: bool = False
     """Calls wait, without effect, until this fault is taken away or the caller leaves."""
@@ -32,7 +32,7 @@ class Faults(BaseModel):
         return not self.methods or method in self.methods
 
 
-class AnswerLost(Exception):  # noqa: N818 - it is an outcome that was asked for, not an error
+class AnswerLost(Exception):
     """The effect is done and the caller must not hear of it."""
 
 

@@ -10,10 +10,9 @@ from cluster import serve_listener
 from cluster.tool.app import create_app
 
 
-@serve.deployment
 @serve.ingress()
 class Tool:
-    """The deployment of application ``tool``; never more than one replica, or there would be two ledgers."""
+    """What application ``tool`` runs; never more than one replica, or there would be two ledgers."""
 
     def __init__(self, bind_host: str) -> None:
         serve_listener.keep_on(bind_host)

@@ -54,7 +54,9 @@ def parse_request(message: Any) -> Request:
     if "params" in message and not isinstance(message["params"], dict | list):
         raise RpcError(INVALID_REQUEST, "Invalid Request", 'the field "params" must be an object or an array')
     if not _is_id(message.get("id")):
-        raise RpcError(INVALID_REQUEST, "Invalid Request", 'the field "id" must be a string, a number or null')
+        raise RpcError(
+            INVALID_REQUEST, "Invalid Request", 'the field "id" must be a string, a number or null'
+        )
     return Request(message["method"], message.get("params"), message.get("id"), "id" not in message)
 
 

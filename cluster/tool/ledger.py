@@ -35,7 +35,12 @@ class Effect:
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as the tool shows it."""
-        return {"seq": self.seq, "at": self.at, "idempotency_key": self.idempotency_key, **asdict(self.transfer)}
+        return {
+            "seq": self.seq,
+            "at": self.at,
+            "idempotency_key": self.idempotency_key,
+            **asdict(self.transfer),
+        }
 
 
 class Ledger:

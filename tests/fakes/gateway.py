@@ -88,6 +88,7 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
     The server's parts are driven by hand, because its own start and end sleep in steps of 0.1 s.
     """
     sock = socket.create_server(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)  # so that a client can fail to keep up
     config = uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off", ws="none")
     config.load()
     server = uvicorn.Server(config)

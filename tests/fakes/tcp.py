@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -128,3 +129,39 @@ class Client:
         except OSError as error:
             return errno.errorcode[error.errno or 0]
         return f"{len(data)} bytes" if data else "closed"
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[int]:
+    """Give a port of loopback that answers no connect, neither yes nor no: its queue is full."""
+    with contextlib.ExitStack() as held:
+        sock = held.enter_context(socket.socket())
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(0)
+        for _ in range(8):
+            filler = held.enter_context(socket.socket())
+            filler.settimeout(0.2)
+            try:
+                filler.connect(sock.getsockname())
+            except TimeoutError:
+                break
+        else:
+            raise AssertionError("the kernel goes on accepting: no black hole here")
+        yield sock.getsockname()[1]
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a socket with a TCP reset."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Return as soon as the condition holds.
+
+    Raises:
+        TimeoutError: it did not within ``within_s``.
+    """
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - what is observed sets no event
+            await asyncio.sleep(0.01)

@@ -62,7 +62,7 @@ async def test_a_profile_is_read_and_changed(made: Rig) -> None:
         ({"profile": "resilient", "overrides": {"port_client": 1}}, "port_client"),
         ({"without": []}, "profile"),
         ({"profile": "naive", "wihtout": []}, "wihtout"),
-        ([], "valid"),
+        ([], "object"),
     ],
 )
 async def test_a_bad_profile_changes_nothing_and_is_told_what_is_wrong(made: Rig, body: Any, said: str) -> None:

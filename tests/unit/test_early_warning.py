@@ -8,7 +8,7 @@ import pytest
 
 from chaos.early_warning import EarlyWarning, Movement, SignalSpec, moved_at, warnings
 from chaos.evidence import sort
-from chaos.history import CallRecord, GatewayEventRecord, Record, SignalRecord
+from chaos.history import CallRecord, FaultRecord, GatewayEventRecord, Record, SignalRecord
 from chaos.measures import measure
 from chaos.report.story import first_signal
 from chaos.timeline import timeline
@@ -99,10 +99,10 @@ def test_a_slow_first_token_is_felt_when_the_objective_is_over(whole: list[Recor
     )
     evidence = sort([slow if r is slow_call else r for r in spared])
     found = {w.arm: w for w in warnings(measure(evidence, 20))}["resilient"]
-    injected = next(a for a in evidence.arms if a.name == "resilient").step("injected")
-    assert injected is not None
+    struck_at = next(a for a in evidence.arms if a.name == "resilient").struck_at
+    assert struck_at is not None
     assert found.limit_s is not None
-    assert found.felt_after_s == pytest.approx(slow.scheduled_at + found.limit_s - injected.at)
+    assert found.felt_after_s == pytest.approx(slow.scheduled_at + found.limit_s - struck_at)
     assert f"call {slow.n}" in found.felt_by
 
 
@@ -131,7 +131,7 @@ def test_the_timeline_tells_strike_detection_and_replacement(whole: list[Record]
     resilient, naive = by_arm["resilient"], by_arm["naive"]
     assert resilient is not None
     assert naive is not None
-    assert resilient.scheduled_offset_s <= resilient.injected_offset_s
+    assert resilient.scheduled_offset_s <= resilient.struck_offset_s
     assert resilient.streaming is not None
     assert resilient.streaming >= 3
     assert (resilient.detected_by, naive.detected_by) == ("ejected", "upstream_removed")
@@ -152,3 +152,28 @@ def test_a_timeline_without_events_knows_less_and_says_so(whole: list[Record]) -
     assert found is not None
     assert (found.detected_s, found.replaced_s, found.first_token_s) == (None, None, None)
     assert found.verified_s is not None
+
+
+def test_regression_what_breaks_while_a_slow_kill_returns_is_told_apart_and_not_put_at_zero(
+    whole: list[Record],
+) -> None:
+    # A container engine took 0.94 s to kill; connections broke within that time.
+    slow = [
+        replace(r, at=r.at + 0.9, detail={**r.detail, "took_s": 0.94})
+        if isinstance(r, FaultRecord) and r.step == "injected"
+        else r
+        for r in whole
+    ]
+    for warning in warnings(measure(sort(slow), 20)):
+        first = warning.earliest
+        assert first is not None
+        assert first.after_s is not None
+        assert warning.felt_after_s is not None
+        assert 0 < first.after_s < warning.felt_after_s < 0.94
+    evidence = sort(slow)
+    resilient = next(a for a in evidence.arms if a.name == "resilient")
+    found = timeline(evidence, resilient)
+    assert found is not None
+    assert found.took_s == pytest.approx(0.94)
+    assert found.detected_s is not None
+    assert found.detected_s > 0

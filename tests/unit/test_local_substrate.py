@@ -141,7 +141,7 @@ async def test_processes_of_other_clusters_are_no_leftovers(cluster: FakeCluster
             return await substrate.leftovers()
 
         found = await until(named, 10)
-        assert found == [f"engine process {engine.pid} has no replica above it"]
+        assert found == [f"process {engine.pid} of a replica has outlived it"]
         state("http://127.0.0.1:1").save(tmp_path / "other")
         assert await LocalSubstrate(tmp_path / "other").leftovers() == []
     finally:

@@ -12,7 +12,7 @@ from policies.errors import AttemptTimeout, DeadlineExceeded
 from policies.progress import Progress, Reached
 from policies.timeouts import AttemptTimeouts, DeadlineGuard, TimeoutSettings
 from tests.fakes.policy_bench import CLOCK, Script, call
-from tests.fakes.virtual_time import now, run
+from tests.fakes.virtual_time import VirtualTimeLoop, now, run
 
 POLICY = AttemptTimeouts(TimeoutSettings(header_s=1.0, first_token_s=5.0, stall_s=2.0))
 
@@ -152,3 +152,31 @@ def test_progress_never_goes_back() -> None:
 
     names = [mark.name for mark in run(main())]
     assert names == ["NOTHING", "HEADERS", "FIRST_TOKEN", "FIRST_TOKEN", "MID_STREAM", "MID_STREAM"]
+
+
+def test_a_replica_is_not_blamed_for_the_time_in_which_this_process_was_held_up() -> None:
+    """The process stops for 30 s while the tokens come: the timer is first to run, but they are there already."""
+
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        arrived: asyncio.Queue[str] = asyncio.Queue()
+
+        async def read_three(one: Call) -> str:
+            assert one.attempt is not None
+            one.attempt.progress.headers()
+            for _ in range(3):
+                await arrived.get()
+                one.attempt.progress.tokens()
+            return "answer"
+
+        attempted = call().trying(Attempt(progress=Progress(CLOCK)))
+        task = asyncio.ensure_future(compose([POLICY], Script(read_three))(attempted))
+        arrived.put_nowait("first")
+        await asyncio.sleep(0.5)
+        loop.call_soon(arrived.put_nowait, "second")  # as a socket does: its reader runs a turn later
+        loop.now += 30
+        loop.call_later(0.1, arrived.put_nowait, "third")
+        return await task  # type: ignore[no-any-return]
+
+    assert run(main()) == "answer"

@@ -318,6 +318,17 @@ def test_steady_state(good: Records) -> None:
     assert status(evidence.steady_state, without(good, calls("naive")), "naive") == "inconclusive"
 
 
+def test_regression_calls_that_a_slow_kill_breaks_are_not_held_against_the_steady_state(
+    good: Records,
+) -> None:
+    # A container engine took 0.94 s to kill, and calls broke before "injected" was written.
+    slow = [
+        replace(r, at=r.at + 0.9, detail={**r.detail, "took_s": 0.94}) if step("injected")(r) else r
+        for r in good
+    ]
+    assert status(evidence.steady_state, slow, "naive") == "pass"
+
+
 @pytest.mark.parametrize(
     ("ratio", "expected"),
     [(2 / 3, "pass"), (0.75, "pass"), (0.60, "pass"), (0.80, "inconclusive"), (0.5, "inconclusive")],
@@ -440,6 +451,17 @@ def test_a_replica_need_not_return_where_none_was_lost(good: Records) -> None:
         faults=(replace(WORKER_LOSS.faults[0], kind="latency", target="tool"),),
     )
     assert status(surroundings.found_by_the_runner, slow) == "pass"
+
+
+def test_regression_a_replica_need_not_return_where_the_fault_never_struck(good: Records) -> None:
+    waited = without(
+        without(good, lambda r: isinstance(r, FaultRecord) and r.arm == "naive" and r.step != "scheduled"),
+        lambda r: is_check("replica_returned")(r) and r.arm == "naive",
+    )
+    assert status(surroundings.found_by_the_runner, waited, "naive") == "pass"
+    verdict = judge(waited, resamples=RESAMPLES)
+    assert verdict.status == "inconclusive"
+    assert verdict.deciding[0].name == "fault_injected", "the cause comes before its consequences"
 
 
 # --- the numbers -------------------------------------------------------------------------------------------

@@ -1,0 +1,49 @@
+"""Runs the command that brings a substrate up or down: bounded, its progress shown, interrupted once and waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chaos.substrate import SubstrateError
+
+CLEAN_UP_S = 60.0
+"""How long an interrupted command may take to undo what it did."""
+
+
+async def run_command(
+    command: Sequence[str], timeout_s: float, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> None:
+    """Run ``command`` with both outputs on this process's standard error.
+
+    It has a session of its own, so that Ctrl-C reaches it once, from here, and not from the terminal as well.
+
+    Raises:
+        SubstrateError: it did not end in time, or not well.
+    """
+    said = " ".join(command)
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=env,
+        cwd=cwd,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=sys.__stderr__.fileno() if sys.__stderr__ else None,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            code = await process.wait()
+    except TimeoutError:
+        raise SubstrateError(f"'{said}' did not end within {timeout_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLEAN_UP_S):
+                    await process.wait()
+    if code != 0:
+        raise SubstrateError(f"'{said}' ended with exit code {code}; see what it said above")
