@@ -43,7 +43,7 @@ _MODULES: Final = (
     "vllm.model_executor.models.llama",
     "vllm.v1.attention.backends.cpu_attn",
 )
-_LOW_PRIORITY: Final = 19
+_LOW_PRIORITY: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
 
 

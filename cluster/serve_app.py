@@ -108,8 +108,8 @@ def wait_until_running(timeout_s: float, poll_s: float = 0.25) -> None:
         if len(states) == 2 and all(state.status == "RUNNING" for state in states.values()):
             return
         for name, state in states.items():
-            if state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise DeployError(f"application {name}: {state.status}: {_reason(state)}")
+            if state.status == "DEPLOY_FAILED":
+                raise DeployError(f"application {name} failed to start: {_reason(state)}")
         if time.monotonic() > deadline:
             seen = "; ".join(f"{name}: {state.status} {_reason(state)}" for name, state in states.items())
             raise DeployError(f"not ready after {timeout_s:g} s: {seen}")

@@ -73,7 +73,7 @@ class Retry:
             self._suppress(call, number, "attempts")
             raise error
         delay_s = self._backoff.delay_s(number - 2, error, self._rng)
-        if False:
+        if delay_s >= call.deadline.remaining():
             self._suppress(call, number, "deadline")
             raise error
         hold: Hold | None = None

@@ -94,19 +94,24 @@ class Answer:
         if event.get("error"):
             self._problem(event["error"], "error", "an error event")
             return
-        for choice in event.get("choices") or ():
-            part = choice.get("delta") or choice.get("message") or {}
-            text = part.get("content") or choice.get("text") or ""
-            if text:
-                self.text.append(text)
-                if at is not None:
-                    self.token_at.append(at)
-            if choice.get("finish_reason"):
-                self.finish_reason = str(choice["finish_reason"])
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
-            self.output_tokens = int(usage.get("completion_tokens") or 0)
+        try:
+            for choice in event.get("choices") or ():
+                self._take_choice(choice, at)
+            if usage := event.get("usage"):
+                self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+                self.output_tokens = int(usage.get("completion_tokens") or 0)
+        except (TypeError, AttributeError, ValueError):
+            self.fail("malformed", f"an answer of another shape: {str(event)[:100]}")
+
+    def _take_choice(self, choice: Any, at: float | None) -> None:
+        part = choice.get("delta") or choice.get("message") or {}
+        text = part.get("content") or choice.get("text") or ""
+        if text:
+            self.text.append(str(text))
+            if at is not None:
+                self.token_at.append(at)
+        if choice.get("finish_reason"):
+            self.finish_reason = str(choice["finish_reason"])
 
     def _incomplete(self, asked: Ask) -> tuple[str, str] | None:
         if asked.stream and not self.done:

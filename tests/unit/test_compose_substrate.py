@@ -40,7 +40,10 @@ class FakeContainer:
     @property
     def attrs(self) -> dict[str, Any]:
         return {
-            "NetworkSettings": {"Networks": {"lab": {"IPAddress": self.address, "Aliases": [self.service]}}},
+            "NetworkSettings": {
+                "Networks": {"lab": {"IPAddress": self.address, "Aliases": [self.service]}},
+                "Ports": {"8080/tcp": [{"HostIp": "127.0.0.1", "HostPort": "18080"}], "8474/tcp": None},
+            },
             "State": {"ExitCode": self.exit_code},
             "Config": {"Env": ["BROWNOUT_PACE=on", "PATH=/bin"]},
             "Image": "sha256:0123456789abcdef0123",
@@ -165,7 +168,7 @@ def test_endpoints_inside_the_network_and_on_the_host(engine: FakeEngine) -> Non
     assert inside.links_url == "http://links:8083"
     assert inside.toxiproxy_url == "http://toxiproxy:8474"
     host = ComposeSubstrate("lab", inside=False, engine=engine)._urls()
-    assert (host.base_url, host.admin_url) == ("http://127.0.0.1:8080", "http://127.0.0.1:8082")
+    assert (host.base_url, host.admin_url) == ("http://127.0.0.1:18080", "http://127.0.0.1:8082")
 
 
 async def test_no_engine_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:

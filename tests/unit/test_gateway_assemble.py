@@ -62,7 +62,9 @@ def test_tool_calls_are_joined_by_index() -> None:
         chunk(0, call(0, function={"arguments": "1}"})),
         chunk(0, call(1, function={"arguments": "}"}), "tool_calls"),
     ]
-    answer = ChatCompletion.model_validate(whole_answer("chat", chunks, USAGE))
+    raw = whole_answer("chat", chunks, USAGE)
+    assert all("index" not in one for one in raw["choices"][0]["message"]["tool_calls"]), "only in streams"
+    answer = ChatCompletion.model_validate(raw)
     calls = answer.choices[0].message.tool_calls or []
     assert [(one.id, one.function.name, one.function.arguments) for one in calls] == [  # type: ignore[union-attr]
         ("c0", "price", '{"a":1}'),

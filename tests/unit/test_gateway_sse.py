@@ -135,6 +135,19 @@ def test_every_choice_must_come_to_its_end() -> None:
             cut.feed(event)
 
 
+def test_an_event_with_several_choices_is_plain_only_if_none_of_them_is_finished() -> None:
+    def both(first: str | None, second: str | None) -> bytes:
+        delta = {"content": "a"}
+        choices = [{"index": n, "delta": delta, "finish_reason": f} for n, f in enumerate((first, second))]
+        return sse({"choices": choices})
+
+    assert is_plain_token(both(None, None))
+    reading = stream(choices=2)
+    for event in [both(None, None), both("stop", None), chat("b", finish="stop", index=1), DONE]:
+        assert reading.feed(event) == event
+    reading.end()
+
+
 def test_an_error_says_how_far_the_attempt_had_got() -> None:
     for events, reached in (
         ([OPENING], Reached.HEADERS),

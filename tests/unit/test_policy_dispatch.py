@@ -80,6 +80,24 @@ def test_replicas_that_are_level_take_turns() -> None:
     assert set(run(main()).values()) == {10}
 
 
+@pytest.mark.parametrize("kind", ["round robin", "least work"])
+def test_a_retry_does_not_take_the_turn_of_the_next_call(kind: str) -> None:
+    """Else each call would begin with the dead one of two replicas: its retry would take the other's turn."""
+
+    async def main() -> list[str]:
+        bench = Bench(2)
+        balancer = RoundRobin() if kind == "round robin" else LeastWork(bench.ledger, bench.rates)
+        firsts = []
+        for _ in range(6):
+            first = balancer.pick(bench.replicas)
+            firsts.append(first.name)
+            if first is bench.replicas[0]:
+                balancer.pick([bench.replicas[1]], retry=True)
+        return firsts
+
+    assert sorted(run(main())) == ["r0"] * 3 + ["r1"] * 3
+
+
 def test_a_retry_goes_to_a_replica_not_yet_tried_and_never_back_to_the_one_that_just_failed() -> None:
     async def main() -> list[set[str]]:
         bench = Bench()

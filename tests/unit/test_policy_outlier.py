@@ -79,6 +79,17 @@ def test_a_success_in_between_starts_the_count_again() -> None:
     assert bench.rotation() == ["r0", "r1", "r2"]
 
 
+def test_a_success_starts_the_count_again_soon_after_a_return_too() -> None:
+    bench = Bench(jitter=0.0)
+    bench.fail(bench.replicas[0])
+    bench.clock.at += 5.1
+    bench.rotation()
+    for _ in range(3):
+        bench.fail(bench.replicas[0], 2)
+        bench.outlier.succeeded(bench.replicas[0])
+    assert bench.rotation() == ["r0", "r1", "r2"]
+
+
 def test_a_busy_answer_is_neutral_and_does_not_start_the_count_again() -> None:
     bench = Bench()
     bench.fail(bench.replicas[0], 2)
