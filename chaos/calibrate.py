@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from chaos.admin import Admin, AdminError
 from chaos.experiment import Load
 from chaos.history import CallRecord
+from chaos.load.answer import ANSWERED
 from chaos.load.client import LoadClient
 from chaos.load.prompts import ask
 from chaos.scrape import total
 from chaos.signals import replica_samples
-from chaos.slo import ANSWERED
 from chaos.waiting import until
 from cluster.public import VLLM_WAITING
 

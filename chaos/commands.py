@@ -12,7 +12,7 @@ from chaos.capacity import Calibration
 from chaos.conduct import Request, conduct
 from chaos.experiment import Experiment
 from chaos.faults import FAULTS, FaultContext
-from chaos.heal import heal
+from chaos.heal import heal, profile_kept
 from chaos.history import HistoryError
 from chaos.load.client import LoadClient
 from chaos.names import UnknownName
@@ -108,7 +108,6 @@ async def calibrate(name: str, on: str, seed: int) -> int:
             Admin(urls) as admin,
             LoadClient(urls.base_url, await admin.model(), experiment.load.client_deadline_s) as client,
         ):
-            profile, without = await admin.profile()
             replicas = int(place.settings().get("replicas") or len(await admin.replica_links()))
             ready = await all_serving(admin, client, replicas, (), READY_WITHIN_S, DEFAULT_BOUNDS.poll_s)
             if not ready.ok:
@@ -125,10 +124,8 @@ async def calibrate(name: str, on: str, seed: int) -> int:
                 progress,
                 problems.append,
             )
-            try:
+            async with profile_kept(admin, UndoLog(run_dir), place.name):
                 found = await calibration.measure(replicas, with_loss=experiment.calibrate_loss)
-            finally:
-                await admin.set_profile(profile, without)
     for count, capacity in found.items():
         print(
             f"{count} replicas: {capacity.calls_per_s:.2f} calls/s, {capacity.tokens_per_s:.0f} output tokens/s"

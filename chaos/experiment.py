@@ -6,9 +6,12 @@ A scenario (``chaos/scenarios/*.py``) is one :class:`Experiment`. Nothing here t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final
 
-Statistic = Literal["success_rate", "ttft_p50", "ttft_p95", "ttft_p99", "e2e_p50", "e2e_p95", "goodput"]
+from chaos.names import require
+from chaos.slis import STATISTICS
+
+GOODPUT: Final = "goodput"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +82,28 @@ class Objective:
     latency: seconds that a policy may spend on purpose, such as a tool's deadline.
     """
 
-    statistic: Statistic
+    statistic: str
+    """A name of ``chaos/slis``, or ``goodput``."""
     limit: float
     relative_to_control: bool = False
     allowance_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse a statistic that does not exist.
+
+        Raises:
+            UnknownName: the text offers the nearest names.
+        """
+        require("statistic", self.statistic, (*STATISTICS, GOODPUT))
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether the value must be at least the limit (rates) or at most (latencies)."""
+        return self.statistic == GOODPUT or STATISTICS[self.statistic].higher_is_better
+
     def describe(self) -> str:
         """Return the objective in words: ``ttft_p95 <= 3 x control``."""
-        sign = ">=" if self.statistic in ("success_rate", "goodput") else "<="
+        sign = ">=" if self.higher_is_better else "<="
         allowance = f" + {self.allowance_s:g} s" if self.allowance_s else ""
         relative = " x control" if self.relative_to_control else ""
         return f"{self.statistic} {sign} {self.limit:g}{relative}{allowance}"

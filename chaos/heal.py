@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from chaos.admin import Admin
+import contextlib
+from collections.abc import AsyncIterator
+
+from chaos.admin import Admin, AdminError
 from chaos.faults import FAULTS, FaultContext
 from chaos.substrate import NotRunningError, Substrate, SubstrateError
 from chaos.undo import UndoLog
 
+PROFILE = "profile"
+"""Kind of the entry that remembers the gateway's profile; no fault, but a run that died leaves it changed as well."""
+
+
+@contextlib.asynccontextmanager
+async def profile_kept(admin: Admin, undo: UndoLog, substrate: str) -> AsyncIterator[None]:
+    """Give the gateway its profile back after the block; by :func:`heal`, should this process not live to do it."""
+    profile, without = await admin.profile()
+    data = {"profile": profile, "without": list(without)}
+    entry = undo.add(PROFILE, substrate, "gateway", data)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(AdminError):
+            await admin.set_profile(profile, without)
+            undo.remove(entry)
+
 
 async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
-    """Revert every fault of ``substrate`` in the undo log and return them in words, oldest first.
+    """Revert every entry of ``substrate`` in the undo log and return them in words, oldest first.
 
     Where the cluster is not running any more its faults are gone with it, and only the log is cleared. The
     caller holds the run lock: else it could revert the fault of a run that is going on.
@@ -31,13 +51,16 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
     async with Admin(endpoints) as admin:
         context = FaultContext(substrate, endpoints, admin)
         for entry in entries:
-            if entry.kind not in FAULTS:
+            if entry.kind not in (*FAULTS, PROFILE):
                 raise SubstrateError(
                     f"the undo log in {undo.folder} names the fault {entry.kind!r}, which this version does not "
                     f"know; revert it by hand and remove {entry.id}.json"
                 )
             try:
-                await FAULTS[entry.kind].restored(context, entry.data).revert()
+                if entry.kind == PROFILE:
+                    await admin.set_profile(entry.data["profile"], entry.data["without"])
+                else:
+                    await FAULTS[entry.kind].restored(context, entry.data).revert()
             except Exception as error:
                 raise SubstrateError(
                     f"{entry.kind} on {entry.target} is still in force and could not be reverted: {error}; "

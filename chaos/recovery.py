@@ -15,11 +15,11 @@ from typing import Any
 
 from chaos.admin import Admin, AdminError
 from chaos.links import LinkFaultError, LinkFaults
+from chaos.load.answer import ANSWERED
 from chaos.load.client import LoadClient
 from chaos.load.prompts import Ask
 from chaos.scrape import total
 from chaos.signals import replica_samples
-from chaos.slo import ANSWERED
 from chaos.substrate import Substrate, SubstrateError
 from chaos.waiting import until
 from cluster.public import VLLM_RUNNING, VLLM_WAITING

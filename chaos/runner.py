@@ -5,23 +5,22 @@ What happens within a step lives in the step's own module. Judging is not here: 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from chaos.admin import Admin, AdminError
+from chaos.admin import Admin
 from chaos.arm import ArmRun
 from chaos.bounds import DEFAULT_BOUNDS, Bounds
 from chaos.calibrate import Capacity
 from chaos.capacity import Calibration
 from chaos.experiment import Experiment
 from chaos.faults import FaultContext
+from chaos.heal import profile_kept
 from chaos.history import CheckRecord, EndRecord, HistoryWriter, RunRecord
 from chaos.load.client import LoadClient
 from chaos.load.plan import make_plan
@@ -67,7 +66,8 @@ async def run(
             context = FaultContext(substrate, endpoints, admin)
             model = await admin.model()
             deadline_s = experiment.load.client_deadline_s
-            async with LoadClient(endpoints.base_url, model, deadline_s) as client, _profile_kept(admin):
+            kept = profile_kept(admin, UndoLog(options.run_dir), substrate.name)
+            async with LoadClient(endpoints.base_url, model, deadline_s) as client, kept:
                 await _Run(experiment, context, client, options, history, progress).go()
         reason = "completed"
     except Exception as error:
@@ -77,17 +77,6 @@ async def run(
         history.write(EndRecord(time.time(), reason))
         history.close()
     return path
-
-
-@contextlib.asynccontextmanager
-async def _profile_kept(admin: Admin) -> Any:
-    """Give the gateway its profile back after the block."""
-    profile, without = await admin.profile()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(AdminError):
-            await admin.set_profile(profile, without)
 
 
 @dataclass

@@ -18,129 +18,39 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Final, Literal
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
+from typing import Final
 
 from chaos.history import CallRecord
+from chaos.slis import STATISTICS
+from chaos.slis.success import SUCCESS_RATE
+from chaos.statistic import Estimate, Statistic, Values, answered, e2e_s, gaps_s, mean, percentile, ttft_s
+
+__all__ = [
+    "CONFIDENCE",
+    "RESAMPLES",
+    "STATISTICS",
+    "SUCCESS_RATE",
+    "Estimate",
+    "Statistic",
+    "answered",
+    "compare",
+    "difference",
+    "e2e_s",
+    "estimate",
+    "gaps_s",
+    "goodput",
+    "mean",
+    "percentile",
+    "ratio",
+    "ttft_s",
+]
 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 2000
 TOKEN_SHARE: Final = 5
 """Statistics over token gaps, many for each call, get this many times fewer resamples: each costs that much more."""
-ANSWERED: Final = frozenset({"ok", "degraded"})
-"""Outcomes that count as success; ``degraded`` is counted apart as well."""
-
-Values = tuple[float, ...]
-"""What one call contributes to a statistic: nothing, one number, or one a token gap."""
-Reduce = Callable[[Sequence[float]], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A number with its interval. ``value`` is None when nothing was measured, ``inf`` when it means *never*."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-    """Calls that contributed."""
-    unit: str = ""
-    method: Literal["bootstrap", "exact", "none"] = "none"
-
-    @property
-    def known(self) -> bool:
-        return self.value is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Statistic:
-    """A named number over calls: what each call contributes, and how the contributions become one number."""
-
-    name: str
-    unit: str
-    higher_is_better: bool
-    sample: Callable[[CallRecord], Values]
-    reduce: Reduce
-
-    def of(self, calls: Collection[CallRecord]) -> float | None:
-        """Return the number, or None when no call contributes."""
-        values = list(chain.from_iterable(self.sample(call) for call in calls))
-        return self.reduce(values) if values else None
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile; ``share`` is in (0, 1].
-
-    Raises:
-        ValueError: no values, or a share outside (0, 1].
-    """
-    if not values:
-        raise ValueError("a percentile of no values does not exist; test for an empty sample first")
-    if not 0 < share <= 1:
-        raise ValueError(
-            f"share is {share!r}; a percentile needs a share above 0 and at most 1, such as 0.95"
-        )
-    # Round first: 0.07 * 100 is 7.000000000000001 in binary, and its ceiling would be one rank too high.
-    return sorted(values)[math.ceil(round(share * len(values), 9)) - 1]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean."""
-    return sum(values) / len(values)
-
-
-def answered(call: CallRecord) -> bool:
-    """Tell whether the call was answered in time, in full or degraded."""
-    return call.outcome in ANSWERED
-
-
-def ttft_s(call: CallRecord) -> float | None:
-    """Return scheduled send to first token; ``inf`` when it never came, None when the call takes no part."""
-    if not call.stream or (call.outcome == "refused" and call.first_token_at is None):
-        return None
-    return math.inf if call.first_token_at is None else call.first_token_at - call.scheduled_at
-
-
-def e2e_s(call: CallRecord) -> float | None:
-    """Return scheduled send to the end of the answer; ``inf`` when it did not end well, None when refused."""
-    if call.outcome == "refused":
-        return None
-    return call.ended_at - call.scheduled_at if answered(call) else math.inf
-
-
-def gaps_s(call: CallRecord) -> Values:
-    """Return the gaps between the streamed tokens of a call."""
-    return tuple(later - earlier for earlier, later in pairwise(call.token_at))
-
-
-def _one(value: float | None) -> Values:
-    return () if value is None else (value,)
-
-
-def _percentile_of(share: float) -> Reduce:
-    return lambda values: percentile(values, share)
-
-
-def _latency(name: str, sample: Callable[[CallRecord], Values], share: float) -> Statistic:
-    return Statistic(name, "s", False, sample, _percentile_of(share))
-
-
-SUCCESS_RATE: Final = Statistic(
-    "success_rate", "ratio", True, lambda call: (1.0 if answered(call) else 0.0,), mean
-)
-STATISTICS: Final[Mapping[str, Statistic]] = {
-    statistic.name: statistic
-    for statistic in (
-        SUCCESS_RATE,
-        *(_latency(f"ttft_p{p}", lambda call: _one(ttft_s(call)), p / 100) for p in (50, 95, 99)),
-        *(_latency(f"e2e_p{p}", lambda call: _one(e2e_s(call)), p / 100) for p in (50, 95)),
-        # Sorted gaps: the same percentile, and the many sorts of a bootstrap find ordered runs.
-        *(_latency(f"itl_p{p}", lambda call: tuple(sorted(gaps_s(call))), p / 100) for p in (50, 99)),
-    )
-}
-"""All that need no further parameter; :func:`goodput` makes the one that does."""
 
 
 def goodput(window_s: float, ttft_limit_s: float = math.inf, e2e_limit_s: float = math.inf) -> Statistic:

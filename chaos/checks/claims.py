@@ -10,8 +10,6 @@ from chaos.checks.check import Check
 from chaos.measures import ArmMeasures, Measures, ObjectiveResult
 from chaos.text import estimate, number
 
-HIGHER_IS_BETTER = ("success_rate", "goodput")
-
 
 def _said(result: ObjectiveResult) -> str:
     """Return an objective's result in words: ``ttft_p95 <= 3 x control: 0.31 s, limit 0.44 s``."""
@@ -26,7 +24,7 @@ def improvement(
 ) -> slo.Estimate:
     """Return how much better the second arm is, positive when it is better, paired on the same arrivals."""
     name = result.objective.statistic
-    pair = (better, worse) if name in HIGHER_IS_BETTER else (worse, better)
+    pair = (better, worse) if result.objective.higher_is_better else (worse, better)
     return measures.compare(name, *pair, slo.difference)
 
 

@@ -16,6 +16,8 @@ from chaos.load.prompts import Ask
 
 FINISHED: Final = ("stop", "length", "tool_calls")
 """The finish reasons of a whole answer; ``abort`` is what an engine says of a generation that it gave up."""
+ANSWERED: Final = ("ok", "degraded")
+"""Outcomes of calls that were answered, if with less than was asked for."""
 TOOL_OK: Final = ("ok", "")
 """Values of the tool header that mean that nothing was left out."""
 

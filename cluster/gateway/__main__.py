@@ -123,7 +123,7 @@ async def serve(settings: Settings) -> None:
 def main() -> int:
     """Run the gateway; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         settings = current()
         _run(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -91,7 +92,8 @@ class Admin:
         return JSONResponse(self._profile())
 
     async def _inflight(self, request: Request) -> Response:
-        return JSONResponse(self._gateway.inflight.describe())
+        attempts = [asdict(one) for one in self._gateway.inflight.attempts]
+        return JSONResponse({"at": time.time(), "attempts": attempts, "calls": len(self._gateway.calls)})
 
     async def _wait(self, request: Request) -> Response:
         query = WaitQuery.model_validate(dict(request.query_params))

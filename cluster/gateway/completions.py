@@ -1,27 +1,21 @@
-"""``POST /v1/chat/completions`` and ``/v1/completions``: from the socket to the pipeline and back."""
+"""``POST /v1/chat/completions`` and ``/v1/completions``: checks a request and sees its call to its end."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import math
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
 from cluster import public
 from cluster.gateway import generation
-from cluster.gateway.assemble import whole_answer
+from cluster.gateway.answering import Answering, Wanted
 from cluster.gateway.errors import InvalidRequest, to_http
 from cluster.gateway.exchange import ClientLeft, Exchange, header
-from cluster.gateway.inflight import LiveCall
-from cluster.gateway.schema import ChatRequest, CompletionRequest, parse_json, validate
+from cluster.gateway.schema import parse_json, validate
 from cluster.gateway.service import Gateway
-from cluster.gateway.tool_phase import run_tool_phase
 from cluster.gateway.upstream import Answer
-from policies.call import Call
 from policies.clock import Deadline
 from policies.errors import CallRefused, CallRejected, PolicyError
 from policies.events import CallEnded
@@ -29,19 +23,6 @@ from policies.profiles import Pipeline
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_DEADLINE_S: Final = 24 * 3600.0
-_COUNT_IN_THREAD_FROM: Final = 64 * 1024
-"""Bodies of more bytes are tokenised in a thread, so that other calls' tokens are not held up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request that has been found in order."""
-
-    request: ChatRequest | CompletionRequest
-    body: dict[str, Any]
-    deadline: Deadline
-    size: int
-    """Bytes of the body."""
 
 
 class Completions:
@@ -102,10 +83,8 @@ class Completions:
 
     async def _serve(self, exchange: Exchange, pipeline: Pipeline[Answer], wanted: Wanted) -> None:
         gateway = self._gateway
-        with gateway.inflight.open(
-            exchange.request_id, gateway.sink, gateway.clock, gateway.metrics.ttft
-        ) as live:
-            answering = _Answering(gateway, self._api, exchange, pipeline, wanted, live)
+        with gateway.calls.open(exchange.request_id) as live:
+            answering = Answering(gateway, self._api, exchange, pipeline, wanted, live)
             try:
                 await answering.run()
                 live.outcome = "ok"
@@ -116,117 +95,6 @@ class Completions:
                 live.outcome = "failed"
                 _LOG.exception("call %s failed in the gateway itself", live.request_id)
                 await answering.fail(error)
-
-
-class _Answering:
-    """One call on its way; it is also what the pipeline's bottom hands the answer to."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        api: generation.Api,
-        exchange: Exchange,
-        pipeline: Pipeline[Answer],
-        wanted: Wanted,
-        live: LiveCall,
-    ) -> None:
-        self._gateway = gateway
-        self._api: generation.Api = api
-        self._exchange = exchange
-        self._pipeline = pipeline
-        self._wanted = wanted
-        self._live = live
-        self._call: Call | None = None
-
-    async def run(self) -> None:
-        """Tool phase, generation, and the end of the answer."""
-        request, body = self._wanted.request, self._wanted.body
-        if request.tool_call is not None:
-            body = await run_tool_phase(
-                self._gateway,
-                self._pipeline,
-                self._api,
-                body,
-                request.tool_call,
-                request_id=self._live.request_id,
-                deadline=self._wanted.deadline,
-                headers=self._exchange.headers,
-            )
-        self._call = call = await self._build_call(body)
-        self._gateway.rates.arrived(call.work)
-        answer = await self._pipeline(call)
-        self._settle(answer, call)
-        if request.stream:
-            await self._exchange.end()
-        else:
-            self._stamp(call)
-            whole = whole_answer(self._api, answer.chunks, answer.usage)
-            await self._exchange.json(200, json.dumps(whole, ensure_ascii=False).encode())
-
-    async def opened(self, call: Call) -> None:
-        """The first token is there: a stream begins now, with the headers that only now are known."""
-        self._live.first_token()
-        if self._wanted.request.stream:
-            call.delivery.started = True
-            self._stamp(call)
-            await self._exchange.start_stream()
-
-    async def write(self, data: bytes) -> None:
-        """Pass events on."""
-        await self._exchange.write(data)
-
-    async def fail(self, error: Exception) -> None:
-        """Tell the client, in the way that is still open."""
-        if self._call is not None:
-            self._stamp(self._call)
-        answer = to_http(error, started=self._exchange.started)
-        if self._acted() and answer.status >= 500:
-            answer.headers[public.HEADER_SHOULD_RETRY] = "false"
-        await self._exchange.fail(answer)
-
-    async def _build_call(self, body: dict[str, Any]) -> Call:
-        gateway, request = self._gateway, self._wanted.request
-        if self._wanted.size > _COUNT_IN_THREAD_FROM:
-            counts = await asyncio.to_thread(generation.count_prompts, self._api, body, gateway.counter)
-        else:
-            counts = generation.count_prompts(self._api, body, gateway.counter)
-        generation.check_length(request, counts, gateway.context)
-        options = request.stream_options
-        payload = generation.Generation(
-            api=self._api,
-            body=generation.upstream_body(body),
-            stream=bool(request.stream),
-            want_usage=bool(options is not None and options.include_usage),
-            choices=(request.n or 1) * len(counts),
-            output_limit=generation.output_limit(request),
-            receiver=self,
-        )
-        return Call(
-            request_id=self._live.request_id,
-            deadline=self._wanted.deadline,
-            work=generation.estimate_work(request, counts, gateway.outputs, gateway.context),
-            payload=payload,
-        )
-
-    def _settle(self, answer: Answer, call: Call) -> None:
-        prompt, completion = answer.usage.get("prompt_tokens"), answer.usage.get("completion_tokens")
-        if isinstance(prompt, int) and isinstance(completion, int):
-            self._gateway.metrics.tokens(prompt, completion)
-            self._gateway.outputs.observe(
-                completion // call.work.sequences, generation.output_limit(self._wanted.request)
-            )
-
-    def _stamp(self, call: Call) -> None:
-        headers = self._exchange.headers
-        if call.delivery.attempts:
-            headers[public.HEADER_ATTEMPTS] = str(call.delivery.attempts)
-            headers[public.HEADER_REPLICA] = call.delivery.replica
-
-    def _acted(self) -> bool:
-        """Tell whether a tool may have acted without a key that makes acting again harmless."""
-        tool = self._wanted.request.tool_call
-        asked = public.HEADER_TOOL in self._exchange.headers
-        return asked and tool is not None and "idempotency_key" not in tool.params
 
 
 def _outcome(error: Exception) -> str:

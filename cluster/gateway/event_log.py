@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, fields
-from functools import cache
 from itertools import islice
 from typing import Any, Final
 
@@ -45,11 +44,13 @@ class EventLog:
         return Page(events, last, dropped=max(0, oldest - 1 - seq))
 
 
-@cache
-def _names(kind: type[Event]) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+_names: dict[type[Event], tuple[str, ...]] = {}
+"""Field names by kind of event, found out once."""
 
 
 def _content(event: Event) -> dict[str, Any]:
     """Return the fields of an event; ``asdict`` copies deeply, which a hundred thousand events would feel."""
-    return {name: getattr(event, name) for name in _names(type(event))}
+    names = _names.get(type(event))
+    if names is None:
+        names = _names[type(event)] = tuple(one.name for one in fields(event))
+    return {name: getattr(event, name) for name in names}

@@ -11,6 +11,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from cluster import public
+from cluster.gateway.calls import Calls
 from cluster.gateway.event_log import EventLog
 from cluster.gateway.generation import Context
 from cluster.gateway.inflight import InFlight
@@ -73,6 +74,7 @@ class Gateway:
         self.events = EventLog()
         self.inflight = InFlight()
         self.sink = Fanout(self.inflight, self.events, self.metrics)
+        self.calls = Calls(self.sink, self.clock, self.metrics.ttft)
         self.fleet = Fleet(sink=self.sink)
         self.ledger = WorkLedger()
         self.rates = Rates(self.clock, _priors(settings))
@@ -115,9 +117,9 @@ class Gateway:
         return build(choice.profile, self._upstream, self._around, knobs, without=choice.without)
 
     def _add_gauges(self) -> None:
-        gauge, inflight = self.metrics.gauge, self.inflight
-        gauge(public.METRIC_QUEUE_DEPTH, "Calls without a first token yet.", lambda: inflight.waiting)
-        gauge(public.METRIC_IN_FLIGHT, "Calls whose answer has not ended.", lambda: inflight.calls)
+        gauge, calls = self.metrics.gauge, self.calls
+        gauge(public.METRIC_QUEUE_DEPTH, "Calls without a first token yet.", lambda: calls.waiting)
+        gauge(public.METRIC_IN_FLIGHT, "Calls whose answer has not ended.", lambda: len(calls))
         gauge(
             public.METRIC_ACTIVE_TOKENS,
             "Tokens of work outstanding at the replicas.",

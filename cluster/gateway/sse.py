@@ -22,7 +22,7 @@ _LONGEST_EVENT: Final = 16 * 1024 * 1024
 
 def is_plain_token(event: bytes) -> bool:
     """Tell whether one event is a token in mid-stream and nothing else."""
-    return _NOT_FINISHED in event and event.startswith(b"data: {")
+    return _NOT_FINISHED in event and _FINISHED not in event and event.startswith(b"data: {")
 
 
 class EventStream:

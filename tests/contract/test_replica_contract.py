@@ -60,7 +60,7 @@ class Peer:
 
     async def until_running(self, count: int, timeout_s: float = 30.0) -> None:
         async with asyncio.timeout(timeout_s):
-            while await self.running() != count:
+            while await self.running() != count:  # noqa: ASYNC110 - the engine can only be asked
                 await asyncio.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""``python -m tests.fakes.stand``: fake replicas, links service and tool, for a gateway to be run in front of by hand."""
+"""``python -m tests.fakes.stand``: fake replicas, links and tool, to run a gateway in front of by hand."""
 
 from __future__ import annotations
 

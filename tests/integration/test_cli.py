@@ -171,14 +171,16 @@ async def test_after_kill_9_the_fault_is_in_force_until_heal(
     process.kill()
     await process.wait()
     assert cluster.toxics["tool"], "nobody was left to revert it"
-    (entry,) = UndoLog(tmp_path / "run").entries()
-    assert (entry.kind, entry.target) == ("latency", "tool")
+    entries = UndoLog(tmp_path / "run").entries()
+    assert [(entry.kind, entry.target) for entry in entries] == [("profile", "gateway"), ("latency", "tool")]
+    cluster.profile = {"profile": "naive", "without": []}  # as the run had it in its naive arm
 
     place = FakeSubstrate(cluster)
     place.name = "local"
     monkeypatch.setattr("chaos.commands.substrate", lambda name: place)
     assert await asyncio.to_thread(cli.main, ["heal"]) == 0
     assert "latency on tool: reverted" in capsys.readouterr().out
+    assert cluster.profile == {"profile": "resilient", "without": []}
     assert cluster.toxics["tool"] == []
     assert UndoLog(tmp_path / "run").entries() == []
     assert await asyncio.to_thread(cli.main, ["heal"]) == 0

@@ -65,7 +65,9 @@ async def test_a_profile_is_read_and_changed(made: Rig) -> None:
         ([], "object"),
     ],
 )
-async def test_a_bad_profile_changes_nothing_and_is_told_what_is_wrong(made: Rig, body: Any, said: str) -> None:
+async def test_a_bad_profile_changes_nothing_and_is_told_what_is_wrong(
+    made: Rig, body: Any, said: str
+) -> None:
     before = made.gateway.pipeline
     status, answer = await put(made, body)
     assert status == 400
@@ -77,7 +79,9 @@ async def test_waiting_ends_at_the_moment_when_the_condition_holds(made: Rig) ->
     gate, first = asyncio.Event(), asyncio.Event()
     made.replicas[0].behaviour = Behaviour(token_gate=gate, stall_after=1)
     await made.announce(("replica-0.a", made.replicas[0]))
-    waiting = asyncio.ensure_future(get(made, "/admin/wait?replica=replica-0&streaming=2&awaiting=1&timeout_s=20"))
+    waiting = asyncio.ensure_future(
+        get(made, "/admin/wait?replica=replica-0&streaming=2&awaiting=1&timeout_s=20")
+    )
     calls = [asyncio.ensure_future(ask(made)) for _ in range(2)]
     await made.until(lambda: [one.phase for one in made.gateway.inflight.attempts] == ["streaming"] * 2)
     made.replicas[0].behaviour = Behaviour(first_token_gate=first)
@@ -107,7 +111,12 @@ async def test_waiting_for_what_never_comes_ends_with_408(made: Rig) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/admin/wait", "/admin/wait?replica=x&streaming=many", "/admin/wait?replica=x&timeout_s=-1", "/admin/events?after=x"],
+    [
+        "/admin/wait",
+        "/admin/wait?replica=x&streaming=many",
+        "/admin/wait?replica=x&timeout_s=-1",
+        "/admin/events?after=x",
+    ],
 )
 async def test_bad_queries_are_refused(made: Rig, path: str) -> None:
     status, said = await get(made, path)

@@ -45,7 +45,9 @@ class Lab:
         for link in await self.links():
             async with self.http.get(f"{self.state.links_url}/replicas/{link}/metrics") as response:
                 text = await response.text()
-            total += sum(float(one) for one in re.findall(rf"^{public.VLLM_RUNNING}{{.*}} (\S+)$", text, re.M))
+            total += sum(
+                float(one) for one in re.findall(rf"^{public.VLLM_RUNNING}{{.*}} (\S+)$", text, re.M)
+            )
         return int(total)
 
     async def inflight(self) -> dict[str, Any]:
@@ -62,7 +64,7 @@ class Lab:
         """Wait until the awaited condition is true."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not await condition():
+                while not await condition():  # noqa: ASYNC110 - other processes can only be asked
                     await asyncio.sleep(0.1)
         except TimeoutError:
             pytest.fail(f"within {timeout_s:g} s it did not come to this: {what}")
@@ -184,14 +186,18 @@ async def engine_of(lab: Lab, link: str) -> psutil.Process:
         with contextlib.suppress(psutil.Error):
             listens = {one.laddr.port for one in process.net_connections("tcp") if one.status == "LISTEN"}
             if port in listens:
-                engines = [one for one in process.children(recursive=True) if "EngineCore" in " ".join(one.cmdline())]
+                engines = [
+                    one for one in process.children(recursive=True) if "EngineCore" in " ".join(one.cmdline())
+                ]
                 if engines:
                     return engines[0]
     pytest.fail(f"no EngineCore process below the one that listens on {port}")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_killing_the_engine_of_a_running_call(lab: Lab, client: openai.AsyncOpenAI, stream: bool) -> None:
+async def test_killing_the_engine_of_a_running_call(
+    lab: Lab, client: openai.AsyncOpenAI, stream: bool
+) -> None:
     """Not streaming: nothing was delivered, so the answer comes from another replica. Streaming: a typed error."""
     request = {"model": lab.state.model, "messages": MESSAGES, "max_tokens": 120, "temperature": 0}
     expected = await client.chat.completions.create(**request)

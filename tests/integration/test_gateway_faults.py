@@ -32,7 +32,9 @@ def never() -> asyncio.Event:
     return asyncio.Event()
 
 
-async def ask(made: Rig, *, stream: bool, headers: dict[str, str] | None = None, **fields: Any) -> tuple[int, Any, Any]:
+async def ask(
+    made: Rig, *, stream: bool, headers: dict[str, str] | None = None, **fields: Any
+) -> tuple[int, Any, Any]:
     """Return status, headers, and the body: text of a stream, JSON otherwise."""
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": TOKENS, "stream": stream, **fields}
     async with made.http.post(made.url + CHAT, json=body, headers=headers) as response:
@@ -136,14 +138,20 @@ async def test_after_the_first_token_a_stream_ends_with_a_typed_error_event(
     assert "[DONE]" not in body.split("\n\n")[-2]
     last = json.loads(body.split("\n\n")[-2].removeprefix("data: "))
     expected = public.ERROR_TIMEOUT if deadline else public.ERROR_UPSTREAM_LOST
-    assert (last["error"]["type"], last["error"]["code"], last["error"]["param"]) == (expected, expected, None)
+    assert (last["error"]["type"], last["error"]["code"], last["error"]["param"]) == (
+        expected,
+        expected,
+        None,
+    )
     assert EXPECTED.startswith(text_of(body))
     assert len(made.events("attempt_started")) == 1, "what was delivered is never repeated"
     await made.idle()
 
 
 @pytest.mark.parametrize("fault", AFTER_THE_FIRST_TOKEN)
-async def test_a_client_that_waits_for_the_whole_answer_gets_one_from_another_replica(made: Rig, fault: str) -> None:
+async def test_a_client_that_waits_for_the_whole_answer_gets_one_from_another_replica(
+    made: Rig, fault: str
+) -> None:
     first_goes_to(made, AFTER_THE_FIRST_TOKEN[fault]())
     status, headers, body = await ask(made, stream=False)
     assert status == 200
@@ -292,7 +300,9 @@ async def test_an_exhausted_budget_suppresses_retries_and_not_first_attempts() -
         assert made.events("retry_suppressed")
         firsts = [event for event in made.events("attempt_started") if event["attempt"] == 1]
         assert len(firsts) == 60
-        assert len(made.events("retry")) <= 20 + 0.2 * 60 + 20, "half of what may be saved, earned, and reserve"
+        assert len(made.events("retry")) <= 20 + 0.2 * 60 + 20, (
+            "half of what may be saved, earned, and reserve"
+        )
 
 
 # --- deadlines -------------------------------------------------------------------------------------------

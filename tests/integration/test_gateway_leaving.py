@@ -21,7 +21,12 @@ BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 
 @pytest.fixture(params=["naive", "resilient"])
 async def made(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
-    waits = {"header_timeout_s": 30.0, "first_token_timeout_s": 30.0, "stall_timeout_s": 30.0, "tool_deadline_s": 30.0}
+    waits = {
+        "header_timeout_s": 30.0,
+        "first_token_timeout_s": 30.0,
+        "stall_timeout_s": 30.0,
+        "tool_deadline_s": 30.0,
+    }
     async with rig(2, profile=request.param, **waits) as built:
         yield built
 
@@ -107,7 +112,7 @@ async def test_in_the_backoff_between_two_attempts() -> None:
         async with Client(made, {**BODY, "stream": True}) as client:
             await made.until(lambda: made.events("retry"))
             await made.until(lambda: not made.gateway.inflight.attempts)
-            assert made.gateway.inflight.calls == 1
+            assert len(made.gateway.calls) == 1
             client.leave()
             await all_over(made)
         assert len(made.events("attempt_started")) == 1

@@ -94,14 +94,22 @@ async def test_models(made: Rig) -> None:
 
 async def test_the_stream_is_the_replicas_own_byte_for_byte(made: Rig) -> None:
     """And however its bytes are cut into pieces on the way."""
-    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 9, "stream": True, "stream_options": {"include_usage": True}}
+    body = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "max_tokens": 9,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     seen = set()
     for split in (None, 1, 7, 100):
         for replica in made.replicas:
             replica.behaviour = Behaviour(split=split)
         async with made.http.post(f"{made.url}/v1/chat/completions", json=body) as response:
             seen.add(await response.read())
-    async with made.http.post(f"http://{made.replicas[0].address}/v1/chat/completions", json=body) as response:
+    async with made.http.post(
+        f"http://{made.replicas[0].address}/v1/chat/completions", json=body
+    ) as response:
         assert seen == {await response.read()}
 
 

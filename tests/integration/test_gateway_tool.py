@@ -58,7 +58,9 @@ async def test_without_a_tool_call_nothing_is_said_of_one(made: Rig) -> None:
 
 
 @pytest.mark.parametrize("optional", [True, False])
-async def test_a_tool_that_hangs_costs_its_deadline_and_no_more(made: Rig, tool: FakeTool, optional: bool) -> None:
+async def test_a_tool_that_hangs_costs_its_deadline_and_no_more(
+    made: Rig, tool: FakeTool, optional: bool
+) -> None:
     tool.gate = asyncio.Event()
     status, headers, body = await ask(made, {**CALL, "optional": optional})
     assert headers[public.HEADER_TOOL] == "deadline"

@@ -26,14 +26,22 @@ def events_of(words: list[list[str]], *, ascii_only: bool) -> list[bytes]:
     for index, spoken in enumerate(words):
         for number, word in enumerate(spoken):
             finish = "length" if number == len(spoken) - 1 else None
-            chunks.append({"choices": [{"index": index, "delta": {"content": word}, "finish_reason": finish}]})
+            chunks.append(
+                {"choices": [{"index": index, "delta": {"content": word}, "finish_reason": finish}]}
+            )
     chunks.append({"choices": [], "usage": USAGE})
     dumped = [json.dumps(one, separators=(",", ":"), ensure_ascii=ascii_only) for one in chunks]
     return [*(f"data: {one}\n\n".encode() for one in dumped), DONE]
 
 
-@given(words=st.lists(texts, min_size=1, max_size=3), cuts=st.lists(st.integers(1, 60), max_size=200), raw=st.booleans())
-def test_however_the_bytes_arrive_they_leave_unchanged(words: list[list[str]], cuts: list[int], raw: bool) -> None:
+@given(
+    words=st.lists(texts, min_size=1, max_size=3),
+    cuts=st.lists(st.integers(1, 60), max_size=200),
+    raw=st.booleans(),
+)
+def test_however_the_bytes_arrive_they_leave_unchanged(
+    words: list[list[str]], cuts: list[int], raw: bool
+) -> None:
     events = events_of(words, ascii_only=not raw)
     data, expected = b"".join(events), b"".join([*events[:-2], DONE])
     reading = EventStream(Progress(FixedClock()), choices=len(words))
@@ -56,7 +64,9 @@ def test_a_whole_answer_says_what_the_stream_said(words: list[list[str]], size: 
         reading.feed(data[at : at + size])
     reading.end()
     answer = whole_answer("chat", chunks, reading.usage)
-    assert [choice["message"]["content"] for choice in answer["choices"]] == ["".join(spoken) for spoken in words]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == [
+        "".join(spoken) for spoken in words
+    ]
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(words)))
 
 

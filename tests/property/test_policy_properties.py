@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -53,9 +54,7 @@ steps_of_a_budget = st.lists(
 )
 
 
-@given(
-    steps=steps_of_a_budget, ratio=st.floats(0, 1), reserve=st.floats(0, 5), burst=st.floats(1, 50)
-)
+@given(steps=steps_of_a_budget, ratio=st.floats(0, 1), reserve=st.floats(0, 5), burst=st.floats(1, 50))
 def test_never_more_is_spent_than_was_earned(
     steps: list[tuple[str, int]], ratio: float, reserve: float, burst: float
 ) -> None:
@@ -123,7 +122,9 @@ def test_a_line_fit_never_gives_a_negative_time(points: list[tuple[int, float]])
 
 
 @given(
-    steps=st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["fail", "ok", "wait", "leave", "join"])), max_size=150),
+    steps=st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from(["fail", "ok", "wait", "leave", "join"])), max_size=150
+    ),
     count=st.integers(1, 5),
 )
 def test_ejection_never_goes_below_the_floor_and_forgets_who_is_gone(
@@ -197,7 +198,12 @@ def test_the_whole_pipeline_keeps_its_promises(
 
     async def main() -> None:
         around = Surroundings(
-            Fleet(Replica(f"r{n}") for n in range(3)), WorkLedger(), Rates(CLOCK), CLOCK, random.Random(seed), sink
+            Fleet(Replica(f"r{n}") for n in range(3)),
+            WorkLedger(),
+            Rates(CLOCK),
+            CLOCK,
+            random.Random(seed),
+            sink,
         )
 
         async def replica(one: Call) -> str:
@@ -217,7 +223,9 @@ def test_the_whole_pipeline_keeps_its_promises(
 
         pipeline = build("resilient", replica, around, ProfileSettings())
 
-        async def client(number: int, steps: list[Step], within_s: float, leaves_after_s: float | None) -> None:
+        async def client(
+            number: int, steps: list[Step], within_s: float, leaves_after_s: float | None
+        ) -> None:
             one = call(str(number), within_s=within_s, payload=steps)
             task = asyncio.ensure_future(pipeline(one))
             if leaves_after_s is not None:
@@ -229,11 +237,15 @@ def test_the_whole_pipeline_keeps_its_promises(
                 assert isinstance(task.exception(), PolicyError)
 
         await asyncio.gather(*(client(n, *entry) for n, entry in enumerate(plan)))
-        assert around.ledger.total.attempts == around.ledger.total.tokens == around.ledger.total.sequences == 0
+        assert (
+            around.ledger.total.attempts == around.ledger.total.tokens == around.ledger.total.sequences == 0
+        )
 
     run(main())
     started, ended = sink.of(AttemptStarted), sink.of(AttemptEnded)
-    assert sorted((e.request_id, e.attempt) for e in started) == sorted((e.request_id, e.attempt) for e in ended)
+    assert sorted((e.request_id, e.attempt) for e in started) == sorted(
+        (e.request_id, e.attempt) for e in ended
+    )
     assert all(event.attempt <= 3 for event in started)
     retries = [event for event in started if event.attempt > 1]
     assert len(retries) <= len(sink.of(RetryScheduled)) <= 20 + 0.2 * len(plan) + 1.0 * 20
@@ -245,7 +257,7 @@ def _pairs(started: list[AttemptStarted]) -> list[tuple[AttemptStarted, AttemptS
     by_call: dict[str, list[AttemptStarted]] = {}
     for event in started:
         by_call.setdefault(event.request_id, []).append(event)
-    return [pair for events in by_call.values() for pair in zip(events, events[1:], strict=False)]
+    return [pair for events in by_call.values() for pair in pairwise(events)]
 
 
 def test_a_loop_in_which_nothing_can_happen_says_so() -> None:

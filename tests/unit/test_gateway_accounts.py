@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import public
+from cluster.gateway.calls import Calls
 from cluster.gateway.errors import InvalidRequest, to_http
 from cluster.gateway.event_log import EventLog
 from cluster.gateway.inflight import InFlight, Snapshot
@@ -24,8 +25,8 @@ from policies.events import (
     CallEnded,
     Ejected,
     Refused,
-    Returned,
     RetryScheduled,
+    Returned,
     ToolEnded,
 )
 from policies.progress import Reached
@@ -81,7 +82,7 @@ def test_attempts_are_followed_through_their_phases() -> None:
     snapshot = inflight.snapshot("replica-0.x")
     assert (snapshot.awaiting, snapshot.streaming) == (["a", "b"], ["c"])
     inflight.emit(AttemptEnded("c", 1, "replica-0.x", "ok"))
-    assert len(inflight.describe()["attempts"]) == 3
+    assert len(inflight.attempts) == 3
 
 
 @pytest.mark.parametrize("name", ["replica-0", "replica-0.x"])
@@ -122,28 +123,25 @@ def test_a_condition_that_holds_already_is_answered_at_once_and_one_that_never_d
 
 
 def test_calls_end_once_with_their_outcome_and_their_first_token_counts_once() -> None:
-    sink, inflight, seen = Remembering(), InFlight(), list[float]()
-    with inflight.open("id", sink, FixedClock(), seen.append) as live:
-        assert (inflight.calls, inflight.waiting) == (1, 1)
+    sink, seen = Remembering(), list[float]()
+    calls = Calls(sink, FixedClock(), seen.append)
+    with calls.open("id") as live:
+        assert (len(calls), calls.waiting) == (1, 1)
         live.first_token()
         live.first_token()
-        assert (inflight.calls, inflight.waiting) == (1, 0)
+        assert (len(calls), calls.waiting) == (1, 0)
         live.outcome = "ok"
-    with pytest.raises(KeyError), inflight.open("id", sink, FixedClock(), seen.append):
+    with pytest.raises(KeyError), calls.open("id"):
         raise KeyError
-    assert (inflight.calls, inflight.waiting, len(seen)) == (0, 0, 1)
+    assert (len(calls), calls.waiting, len(seen)) == (0, 0, 1)
     assert sink.of(CallEnded) == [CallEnded("id", "ok"), CallEnded("id", "cancelled")]
 
 
 def test_two_calls_with_one_id_are_kept_apart() -> None:
-    sink, inflight = Remembering(), InFlight()
-    with (
-        inflight.open("id", sink, FixedClock(), lambda _: None) as first,
-        inflight.open("id", sink, FixedClock(), lambda _: None) as second,
-    ):
-        assert first.request_id == "id"
-        assert second.request_id == "id~2"
-    assert inflight.calls == 0
+    calls = Calls(Remembering(), FixedClock(), lambda _: None)
+    with calls.open("id") as first, calls.open("id") as second:
+        assert (first.request_id, second.request_id) == ("id", "id~2")
+    assert len(calls) == 0
 
 
 # --- metrics ---------------------------------------------------------------------------------------------
