@@ -1,8 +1,8 @@
 """Names that the world outside the cluster may rely on.
 
 This is the only module of ``cluster`` that ``chaos`` may import: link names, ports, header, metric and
-event names, and the shape of the file that describes a running local cluster. It imports nothing but the
-standard library, so that ``chaos`` installs without Ray, vLLM or a web framework.
+event names, and the shape of the file that describes a running local cluster. It needs nothing but the
+standard library and the names of the policies, so that ``chaos`` installs without Ray, vLLM or a web framework.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from policies import profiles
 
 # --- links -----------------------------------------------------------------------------------------------
 
@@ -83,17 +85,9 @@ ERROR_INVALID: Final = "invalid_request_error"
 
 # --- profiles and policies -------------------------------------------------------------------------------
 
-PROFILES: Final = ("naive", "resilient")
-POLICIES: Final = (
-    "timeouts",
-    "retry",
-    "retry_budget",
-    "ejection",
-    "least_work",
-    "early_rejection",
-    "tool_deadline",
-)
+POLICIES: Final = profiles.POLICIES
 """What the profile ``resilient`` is made of; each can be switched off by name (``--without``)."""
+PROFILES: Final = tuple(profiles.PROFILES)
 
 # --- metrics of the gateway (Prometheus names) -----------------------------------------------------------
 

@@ -4,13 +4,16 @@ A profile says which policies are on; each can be switched off by name, to see w
 fixed here and nowhere else::
 
     deadline → early rejection → retry (backoff, budget) → dispatch (balance, ejection) → time-outs → handler
+
+To add a policy, write it in a module of its own with a function that makes it from :class:`Parts`, and add one
+line to ``STAGES``; its name is then known to the gateway, to ``--without`` and to the reports.
 """
 
 from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic
 
@@ -28,18 +31,6 @@ from policies.retry import Retry
 from policies.retry_budget import BudgetSettings, RetryBudget
 from policies.timeouts import AttemptTimeouts, DeadlineGuard, TimeoutSettings
 from policies.work import WorkLedger
-
-POLICIES: Final = (
-    "timeouts",
-    "retry",
-    "retry_budget",
-    "ejection",
-    "least_work",
-    "early_rejection",
-    "tool_deadline",
-)
-PROFILES: Final[dict[str, tuple[str, ...]]] = {"naive": (), "resilient": POLICIES}
-"""Profile to the policies that are on in it."""
 
 
 class UnknownName(ValueError):
@@ -106,6 +97,72 @@ class Pipeline(Generic[T]):
         return self.dispatch.rotation()
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the maker of a policy can build it from."""
+
+    around: Surroundings
+    knobs: ProfileSettings
+    active: tuple[str, ...]
+    """Names of the policies that are on."""
+    rotation: Callable[[], Sequence[Replica]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A policy with a place in the pipeline: its name, and what makes it."""
+
+    name: str
+    make: Callable[[Parts], Policy]
+
+
+def _early_rejection(parts: Parts) -> Policy:
+    around = parts.around
+    return EarlyRejection(
+        parts.knobs.ttft_objective_s,
+        rotation=parts.rotation,
+        ledger=around.ledger,
+        rates=around.rates,
+        rng=around.rng,
+        sink=around.sink,
+    )
+
+
+def _retry(parts: Parts) -> Policy:
+    around, knobs = parts.around, parts.knobs
+    return Retry(
+        max_attempts=knobs.max_attempts,
+        backoff=knobs.backoff,
+        budget=RetryBudget(around.clock, knobs.budget) if "retry_budget" in parts.active else None,
+        clock=around.clock,
+        rng=around.rng,
+        sink=around.sink,
+    )
+
+
+def _timeouts(parts: Parts) -> Policy:
+    return AttemptTimeouts(parts.knobs.timeouts, clock=parts.around.clock)
+
+
+DISPATCH: Final = "dispatch"
+"""The stage that is always there: stages before it see a call once, stages after it each attempt."""
+
+STAGES: Final[tuple[Stage | str, ...]] = (
+    Stage("early_rejection", _early_rejection),
+    Stage("retry", _retry),
+    DISPATCH,
+    Stage("timeouts", _timeouts),
+)
+"""Outermost first."""
+
+INSIDE: Final = ("retry_budget", "ejection", "least_work", "tool_deadline")
+"""Policies that are no stage of their own: they are part of retry, of dispatch, or of the phase before generation."""
+
+POLICIES: Final = (*(stage.name for stage in STAGES if isinstance(stage, Stage)), *INSIDE)
+PROFILES: Final[dict[str, tuple[str, ...]]] = {"naive": (), "resilient": POLICIES}
+"""Profile to the policies that are on in it."""
+
+
 def active_policies(profile: str, without: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the policies that are on in a profile, less those switched off.
 
@@ -154,33 +211,13 @@ def build(
         retry_after_s=knobs.no_replica_retry_after_s,
     )
 
+    parts = Parts(around, knobs, active, dispatch.rotation)
     policies: list[Policy] = [DeadlineGuard(clock=clock)]
-    if "early_rejection" in active:
-        policies.append(
-            EarlyRejection(
-                knobs.ttft_objective_s,
-                rotation=dispatch.rotation,
-                ledger=around.ledger,
-                rates=around.rates,
-                rng=rng,
-                sink=sink,
-            )
-        )
-    if "retry" in active:
-        budget = RetryBudget(clock, knobs.budget) if "retry_budget" in active else None
-        policies.append(
-            Retry(
-                max_attempts=knobs.max_attempts,
-                backoff=knobs.backoff,
-                budget=budget,
-                clock=clock,
-                rng=rng,
-                sink=sink,
-            )
-        )
-    policies.append(dispatch)
-    if "timeouts" in active:
-        policies.append(AttemptTimeouts(knobs.timeouts, clock=clock))
+    for stage in STAGES:
+        if not isinstance(stage, Stage):
+            policies.append(dispatch)
+        elif stage.name in active:
+            policies.append(stage.make(parts))
 
     return Pipeline(
         profile=profile,

@@ -11,10 +11,10 @@ SLOW_TOOL = Experiment(
         "the tool's deadline of one second later than without the fault?"
     ),
     load=Load(
-        share=0.5,
+        share=0.35,
         of_replicas_lost=0,
-        prompt_tokens=(120, 180),
-        output_tokens=(12, 18),
+        prompt_tokens=(60, 100),
+        output_tokens=(5, 9),
         stream_share=0.8,
         tool=True,
         client_deadline_s=10.0,

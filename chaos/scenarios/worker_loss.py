@@ -13,8 +13,10 @@ WORKER_LOSS = Experiment(
     load=Load(
         share=0.65,
         of_replicas_lost=1,
-        prompt_tokens=(120, 180),
-        output_tokens=(12, 18),
+        # Short, so that about twenty calls a second are offered: a dead replica is out of the list within a second
+        # or two, and enough calls must meet it until then for a difference between the arms to be significant.
+        prompt_tokens=(60, 100),
+        output_tokens=(5, 9),
         stream_share=0.8,
         client_deadline_s=10.0,
     ),

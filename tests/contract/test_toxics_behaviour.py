@@ -54,7 +54,12 @@ async def _bulk(link: LinkUnderTest, ask: bytes = b"x") -> Seen:
     async with Client.connected(link.port) as client:
         await client.send(ask)
         seen: Received = await client.receive_all()
-    return {name: getattr(seen, name) for name in ("bytes", "seconds", "first_byte_seconds", "error")}
+    return {
+        "bytes": seen.size,
+        "seconds": seen.seconds,
+        "first_byte_seconds": seen.first_byte_seconds,
+        "error": seen.error,
+    }
 
 
 async def no_toxic(on: Bench) -> Seen:
@@ -112,7 +117,7 @@ async def plain_bulk(on: Bench) -> Seen:
     return await _bulk(on.bulk)
 
 
-def bulk_under(kind: str, **attributes: int) -> Callable[[Bench], Awaitable[Seen]]:
+def bulk_under(kind: str, **attributes: Any) -> Callable[[Bench], Awaitable[Seen]]:
     async def measure(on: Bench) -> Seen:
         await on.bulk.add(kind, **attributes)
         return await _bulk(on.bulk)

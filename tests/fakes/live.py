@@ -17,6 +17,8 @@ from cluster import public
 from cluster.public import ClusterState
 
 _T = TypeVar("_T")
+Prompt = str | list[int]
+"""Text, or token ids."""
 GENERATED = "vllm:generation_tokens_total"
 
 
@@ -72,7 +74,7 @@ class Replica:
             float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))
         )
 
-    async def stream(self, prompt: str, max_tokens: int, answer: Answer | None = None) -> Answer:
+    async def stream(self, prompt: Prompt, max_tokens: int, answer: Answer | None = None) -> Answer:
         """Stream a greedy completion to its end, whatever that is; ``answer`` can be watched meanwhile."""
         answer = answer or Answer()
         body = self.body(prompt, max_tokens, stream=True, return_token_ids=True)
@@ -86,14 +88,14 @@ class Replica:
             answer.broken = repr(error)
         return answer
 
-    async def complete(self, prompt: str, max_tokens: int) -> tuple[int, dict[str, Any]]:
+    async def complete(self, prompt: Prompt, max_tokens: int) -> tuple[int, dict[str, Any]]:
         """Ask without a stream; return status and body."""
         async with self.session.post(
             f"{self.url}/v1/completions", json=self.body(prompt, max_tokens, stream=False)
         ) as response:
             return response.status, await response.json()
 
-    def body(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    def body(self, prompt: Prompt, max_tokens: int, **more: Any) -> dict[str, Any]:
         """Return a greedy request."""
         return {
             "model": public.MODEL_NAME,

@@ -58,9 +58,9 @@ async def bulk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @dataclass(slots=True)
 class Received:
-    """What came until the connection ended, in the words of the recording."""
+    """What came until the connection ended."""
 
-    bytes: int = 0
+    size: int = 0
     seconds: float = 0.0
     first_byte_seconds: float | None = None
     largest_read: int = 0
@@ -115,7 +115,7 @@ class Client:
                 seen.arrivals.append((at, data))
                 if seen.first_byte_seconds is None:
                     seen.first_byte_seconds = at
-                seen.bytes += len(data)
+                seen.size += len(data)
                 seen.largest_read = max(seen.largest_read, len(data))
         except OSError as error:
             seen.error = errno.errorcode[error.errno or 0]

@@ -173,7 +173,7 @@ async def test_a_cut_by_limit_data_closes_the_upstream_too(api: Api) -> None:
         await link.add("limit_data", bytes=100)
         async with Client.connected(link.port) as client, asyncio.timeout(SOON_S):
             seen = await client.receive_all()
-            assert seen.bytes == 100
+            assert seen.size == 100
             await ended.wait()
 
 
@@ -267,7 +267,7 @@ async def test_a_slicer_without_a_size_leaves_chunks_whole_where_the_go_server_c
     async with linked(api, bulk) as link, Client.connected(link.port) as client, asyncio.timeout(SOON_S):
         await link.add("slicer")
         await client.send(b"x")
-        assert (await client.receive_all()).bytes == 300_000
+        assert (await client.receive_all()).size == 300_000
 
 
 async def test_a_stopped_bandwidth_lets_nothing_through_until_it_is_raised(api: Api) -> None:
@@ -279,7 +279,7 @@ async def test_a_stopped_bandwidth_lets_nothing_through_until_it_is_raised(api: 
         assert (
             await link.call("PATCH", "/toxics/bandwidth_downstream", {"attributes": {"rate": 10**6}}) == 200
         )
-        assert (await client.receive_all()).bytes == 300_000
+        assert (await client.receive_all()).size == 300_000
 
 
 # --- flow control and figures ----------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Stand:
 async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     """A dashboard that answers; link proxy and service are started by the test."""
     names = ("port_client", "port_gateway", "port_links", "port_tool_link", "port_toxiproxy")
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    ports: dict[str, Any] = dict(zip(names, free_ports(len(names)), strict=True))
     async with FakeDashboard().serving() as dashboard, aiohttp.ClientSession() as session:
         settings = Settings(
             port_ray_dashboard=dashboard.port, port_replica_links=_port_range(REPLICA_LINK_PORTS), **ports

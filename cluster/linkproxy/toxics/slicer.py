@@ -7,7 +7,8 @@ from typing import Final
 
 from cluster.linkproxy.stage import Stage, Toxic
 
-_SHORTEST_S: Final = 0.001
+_TIMER_S: Final = 0.001
+"""By how much the timers of the Go server make a pause longer than it was asked for."""
 
 
 @dataclass(slots=True)
@@ -17,15 +18,16 @@ class Slicer(Toxic):
     size_variation: int = 0
     """Bytes; each piece is uniform within ``average_size`` ± this."""
     delay: int = 0
-    """Microseconds after each piece; the timers of the Go server make at least a millisecond of any, and so
-    does this."""
+    """Microseconds after each piece, and a millisecond more."""
 
     async def run(self, stage: Stage) -> None:
+        pause_s = self.delay / 1e6 + _TIMER_S if self.delay > 0 else 0.0
+        free_at = 0.0
         while (chunk := await stage.head()) is not None:
             size = len(chunk.data)
             if self.average_size > 0:
                 variation = min(abs(self.size_variation), self.average_size - 1)
                 size = stage.rng.randint(self.average_size - variation, self.average_size + variation)
             await stage.forward(size)
-            if self.delay > 0:
-                await stage.sleep(max(self.delay / 1e6, _SHORTEST_S))
+            free_at = max(free_at, chunk.at) + pause_s  # a late wake-up does not make the whole later
+            await stage.sleep_until(free_at)
