@@ -57,8 +57,9 @@ install_engine() {
 # Unpacks one package of $COMPOSE_SUITE without installing it: no source is added to the machine's own lists.
 unpack_from_newer_suite() {
     local package=$1 apt=$STATE/apt uri
-    uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' |
-        grep -m1 -E '/debian/?$') || die "no Debian source is configured; install the Docker plugin '$package' by hand"
+    apt_update_once
+    uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | sed -n 1p)
+    [[ -n $uri ]] || die "no Debian source is configured; install the Docker plugin '$package' by hand"
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $COMPOSE_SUITE main" >"$apt/sources.list"
     local options=(-o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$apt/lists"
@@ -66,7 +67,7 @@ unpack_from_newer_suite() {
     [[ -n ${NEWER_UPDATED:-} ]] || apt-get "${options[@]}" update -qq
     NEWER_UPDATED=1
     (cd "$apt" && rm -f "$package"_*.deb && apt-get "${options[@]}" download -qq "$package")
-    rm -rf "$apt/$package"
+    rm -rf "${apt:?}/$package"
     dpkg -x "$apt/$package"_*.deb "$apt/$package"
 }
 

@@ -101,7 +101,8 @@ def head(settings: Settings) -> int:
     env["BROWNOUT_RAY_HOST"] = here.ray_host
     _say(f"deploying {settings.replicas} replicas and the tool")
     for attempt in range(1, DEPLOY_ATTEMPTS + 1):
-        if subprocess.run([sys.executable, "-m", "cluster.serve_app", "--wait"], env=env).returncode == 0:
+        deploy = [sys.executable, "-m", "cluster.serve_app", "--wait"]
+        if subprocess.run(deploy, env=env, check=False).returncode == 0:
             break
         if attempt == DEPLOY_ATTEMPTS:
             raise ContainerError(f"the applications could not be deployed in {DEPLOY_ATTEMPTS} attempts")

@@ -25,6 +25,7 @@ from policies.fleet import Fleet, Replica
 from policies.outlier import OutlierDetection
 from policies.progress import Progress, Reached
 from policies.rates import Rates
+from policies.silence import Silence
 from policies.work import Reservation, WorkLedger
 
 
@@ -50,6 +51,7 @@ class Dispatch:
         self._clock = clock
         self._sink = sink
         self._outlier = outlier
+        self._silence = Silence(clock)
         self._retry_after_s = retry_after_s
 
     def rotation(self) -> Sequence[Replica]:
@@ -70,7 +72,7 @@ class Dispatch:
             return await self._attempt(call, attempt, reservation, inner)
 
     def _choose(self, call: Call, attempt: Attempt) -> Replica:
-        """Prefer replicas not yet tried; never take the one that has just failed."""
+        """Prefer replicas not yet tried, then those above suspicion; never take the one that has just failed."""
         candidates: Sequence[Replica] = self.rotation()
         if attempt.avoid:
             last = attempt.avoid[-1]
@@ -79,11 +81,23 @@ class Dispatch:
                 or [one for one in candidates if one is not last]
                 or [one for one in self._fleet.replicas if one not in attempt.avoid]
             )
+        if self._outlier is not None:
+            candidates = [one for one in candidates if not self._is_suspect(one)] or candidates
         if not candidates:
             if attempt.number == 1:
                 self._sink.emit(Refused(call.request_id, NoReplica.reason))
             raise NoReplica("no replica is in rotation", retry_after_s=self._retry_after_s)
         return self._balancer.pick(candidates, retry=attempt.number > 1)
+
+    def _is_suspect(self, replica: Replica) -> bool:
+        """Tell whether the replica should be left alone for now.
+
+        It is when it is silent, or when it is on trial and somebody awaits a first token there already.
+        """
+        if self._silence.is_silent(replica):
+            return True
+        assert self._outlier is not None
+        return self._outlier.is_on_trial(replica) and self._ledger.at(replica).prompt_tokens > 0
 
     async def _attempt(self, call: Call, attempt: Attempt, reservation: Reservation, inner: Handler[T]) -> T:
         replica = reservation.replica
@@ -103,6 +117,7 @@ class Dispatch:
                 self._outlier.failed(replica, error)
             raise
         finally:
+            watch.ended()
             self._sink.emit(AttemptEnded(*names, outcome, failure))
         if self._outlier is not None:
             self._outlier.succeeded(replica)
@@ -112,13 +127,14 @@ class Dispatch:
 class _Watch:
     """Follows the progress of one attempt into the accounts and the events."""
 
-    __slots__ = ("_dispatch", "_free_slot", "_names", "_reservation", "_started_at")
+    __slots__ = ("_dispatch", "_free_slot", "_names", "_number", "_reservation", "_started_at")
 
     def __init__(self, dispatch: Dispatch, request_id: str, number: int, reservation: Reservation) -> None:
         self._dispatch = dispatch
         self._reservation = reservation
         self._names = (request_id, number, reservation.replica.name)
         self._started_at = dispatch._clock.now()
+        self._number = dispatch._silence.sent(reservation.replica)
         ahead = dispatch._ledger.at(reservation.replica)
         self._free_slot = ahead.sequences <= dispatch._rates.slots
         self._free_slot = self._free_slot and ahead.prompt_tokens == reservation.work.prompt_tokens
@@ -127,9 +143,13 @@ class _Watch:
         if tokens:
             self._reservation.tokens(tokens)
         if reached is Reached.HEADERS:
+            self._dispatch._silence.over(self._reservation.replica, self._number, headers=True)
             self._dispatch._sink.emit(AttemptHeaders(*self._names))
         elif reached is Reached.FIRST_TOKEN:
             after_s = self._dispatch._clock.now() - self._started_at
             if self._free_slot:
                 self._dispatch._rates.first_token(self._reservation.work.prompt_tokens, after_s)
             self._dispatch._sink.emit(AttemptFirstToken(*self._names, after_s))
+
+    def ended(self) -> None:
+        self._dispatch._silence.over(self._reservation.replica, self._number, headers=False)

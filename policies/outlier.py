@@ -2,7 +2,8 @@
 
 The judgement is passive: it rests on what real calls saw (refused or cut connections, time-outs, errors), so
 that a replica whose health check is green while it answers nobody is found too. A floor of replicas always
-stays: when everybody fails, the fault is probably not theirs.
+stays: when everybody fails, the fault is probably not theirs. A replica that has failed is *on trial* until it
+answers well again: it should get one attempt at a time.
 """
 
 from __future__ import annotations
@@ -13,28 +14,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.clock import Clock
-from policies.errors import AttemptError
+from policies.errors import AttemptError, AttemptTimeout
 from policies.events import Ejected, EventSink, NullSink, Returned
 from policies.fleet import Fleet, Replica
+from policies.progress import Reached
 
 
 @dataclass(frozen=True, slots=True)
 class OutlierSettings:
     """``consecutive_errors`` eject; the first ejection lasts ``base_s``, each further one twice as long.
 
+    A time-out on headers counts ``silent_errors`` times, because headers wait for nothing in a healthy replica.
     ``max_s`` caps it, ``jitter`` spreads it by that share either way. At least ``floor_share`` of the known
     replicas, rounded up and never less than one, stay in rotation.
     """
 
     consecutive_errors: int = 3
+    silent_errors: int = 2
     base_s: float = 5.0
     max_s: float = 60.0
     jitter: float = 0.2
     floor_share: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.consecutive_errors < 1:
-            raise ValueError(f"consecutive_errors is {self.consecutive_errors}: it must be at least 1")
+        for name in ("consecutive_errors", "silent_errors"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if not 0 < self.base_s <= self.max_s:
             raise ValueError(f"base_s={self.base_s} must be over 0 and at most max_s={self.max_s}")
         if not (0 <= self.jitter < 1 and 0 < self.floor_share <= 1):
@@ -79,6 +84,11 @@ class OutlierDetection:
         self._refresh(replicas)
         return [replica for replica in replicas if not self._is_out(replica)]
 
+    def is_on_trial(self, replica: Replica) -> bool:
+        """Tell whether the last that was seen of the replica was a failure, or that it has just returned."""
+        record = self._records.get(replica)
+        return record is not None and record.errors > 0
+
     def succeeded(self, replica: Replica) -> None:
         """An attempt on the replica ended well."""
         record = self._records.get(replica)
@@ -95,7 +105,8 @@ class OutlierDetection:
         record = self._records.setdefault(replica, _Record())
         if record.out_until is not None:
             return  # sent before it was ejected: already accounted for
-        record.errors += 1
+        silent = isinstance(error, AttemptTimeout) and error.reached is Reached.NOTHING
+        record.errors += self._settings.silent_errors if silent else 1
         if record.errors >= self._settings.consecutive_errors:
             self._eject(replica, record, type(error).__name__)
 
@@ -111,7 +122,7 @@ class OutlierDetection:
         record.ejections += 1
         record.out_until = self._clock.now() + for_s
         self._out += 1
-        reason = f"{record.errors} consecutive errors, the last a {last_error}"
+        reason = f"consecutive errors, the last a {last_error}"
         self._sink.emit(Ejected(replica.name, reason, for_s))
 
     def _refresh(self, replicas: Sequence[Replica]) -> None:
@@ -122,7 +133,8 @@ class OutlierDetection:
         for replica, record in self._records.items():
             if record.out_until is not None and record.out_until <= now:
                 record.forgiven_at = now + (self._settings.base_s * 2.0 ** min(record.ejections, 32))
-                record.out_until, record.errors = None, 0
+                record.out_until = None
+                record.errors = self._settings.consecutive_errors - 1  # one more, and it is out again
                 self._out -= 1
                 self._sink.emit(Returned(replica.name))
 

@@ -37,8 +37,11 @@ pulled() { timeout 300 docker pull -q "$1" >/dev/null 2>&1; }
 
 # The Debian mirror that this machine uses.
 mirror() {
-    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 -E '/debian/?$' ||
-        die "no Debian source is configured on this machine; debootstrap needs a mirror"
+    local uri
+    apt-get update -qq
+    uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | sed -n 1p)
+    [[ -n $uri ]] || die "no Debian source is configured on this machine; debootstrap needs a mirror"
+    echo "$uri"
 }
 
 # Prints this machine's pip settings as a pip.conf for the image, and copies the CA bundle and wheel folders that it names.

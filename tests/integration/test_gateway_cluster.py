@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import openai
-import psutil
 import pytest
 
 from cluster import public
 from cluster.gateway.tokens import load
 from cluster.public import ClusterState
 from cluster.settings import current
+from tests.fakes.live import Live, look_at, observed
 
 pytestmark = pytest.mark.cluster
 
@@ -31,23 +31,19 @@ class Lab:
     """The running cluster, with what these tests ask it."""
 
     state: ClusterState
-    http: aiohttp.ClientSession
+    live: Live
 
-    async def links(self) -> dict[str, str]:
-        """Return the replicas' links and upstreams."""
-        async with self.http.get(f"{self.state.links_url}/links?after=-1&wait_s=0") as response:
-            links = (await response.json())["links"]
-        return {link["name"]: link["upstream"] for link in links if link["kind"] == "replica"}
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        return self.live.session
 
     async def running(self) -> int:
-        """Return the sum of the engines' own counts of running requests."""
+        """Return the sum of the engines' own counts of running requests, as the links service passes them on."""
         total = 0.0
-        for link in await self.links():
-            async with self.http.get(f"{self.state.links_url}/replicas/{link}/metrics") as response:
+        for replica in await self.live.replicas():
+            async with self.http.get(f"{self.state.links_url}/replicas/{replica.link}/metrics") as response:
                 text = await response.text()
-            total += sum(
-                float(one) for one in re.findall(rf"^{public.VLLM_RUNNING}{{.*}} (\S+)$", text, re.M)
-            )
+            total += sum(map(float, re.findall(rf"^{public.VLLM_RUNNING}{{.*}} (\S+)$", text, re.M)))
         return int(total)
 
     async def inflight(self) -> dict[str, Any]:
@@ -60,37 +56,20 @@ class Lab:
         async with self.http.put(f"{self.state.admin_url}/admin/profile", json=body) as response:
             assert response.status == 200
 
-    async def until(self, what: str, condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
-        """Wait until the awaited condition is true."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not await condition():  # noqa: ASYNC110 - other processes can only be asked
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            pytest.fail(f"within {timeout_s:g} s it did not come to this: {what}")
-
     async def until_idle(self) -> None:
         """Wait until neither the engines nor the gateway have anything in flight."""
 
         async def idle() -> bool:
             return await self.running() == 0 and (await self.inflight())["calls"] == 0
 
-        await self.until("all engines and the gateway idle", idle)
-
-    async def until_whole(self) -> None:
-        """Wait until as many replicas are linked as are configured."""
-
-        async def whole() -> bool:
-            return len(await self.links()) == self.state.replicas
-
-        await self.until("all replicas linked", whole, timeout_s=180)
+        await observed("all engines and the gateway are idle", idle, 30)
 
 
 @pytest.fixture
 async def lab(cluster: ClusterState) -> AsyncIterator[Lab]:
-    async with aiohttp.ClientSession() as http:
-        made = Lab(cluster, http)
-        await made.until_whole()
+    async with look_at(cluster) as live:
+        made = Lab(cluster, live)
+        await live.whole()
         await made.profile("resilient")
         await made.until_idle()
         yield made
@@ -158,7 +137,7 @@ async def test_a_client_that_leaves_frees_the_engines_slot(lab: Lab, stream: boo
         return await lab.running() == 1
 
     asking = asyncio.ensure_future(ask())
-    await lab.until("one request running in an engine", generating)
+    await observed("one request runs in an engine", generating)
     asking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asking
@@ -179,21 +158,6 @@ async def test_a_storm_of_leaving_clients_leaves_no_slot_taken(lab: Lab) -> None
     await lab.until_idle()
 
 
-async def engine_of(lab: Lab, link: str) -> psutil.Process:
-    """Return the EngineCore process of the replica behind a link."""
-    port = int((await lab.links())[link].rsplit(":", 1)[1])
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            listens = {one.laddr.port for one in process.net_connections("tcp") if one.status == "LISTEN"}
-            if port in listens:
-                engines = [
-                    one for one in process.children(recursive=True) if "EngineCore" in " ".join(one.cmdline())
-                ]
-                if engines:
-                    return engines[0]
-    pytest.fail(f"no EngineCore process below the one that listens on {port}")
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_killing_the_engine_of_a_running_call(
     lab: Lab, client: openai.AsyncOpenAI, stream: bool
@@ -202,7 +166,6 @@ async def test_killing_the_engine_of_a_running_call(
     request = {"model": lab.state.model, "messages": MESSAGES, "max_tokens": 120, "temperature": 0}
     expected = await client.chat.completions.create(**request)
     await lab.until_idle()
-    before = await lab.links()
 
     async def read(raw: Any) -> Any:
         if not stream:
@@ -220,9 +183,10 @@ async def test_killing_the_engine_of_a_running_call(
         found.update(await lab.inflight())
         return [one["phase"] for one in found["attempts"]] == ["streaming"]
 
-    await lab.until("the call streams from a replica", streaming)
+    await observed("the call streams from a replica", streaming)
     victim = found["attempts"][0]["replica"]
-    (await engine_of(lab, victim)).kill()
+    replica = next(one for one in await lab.live.replicas() if one.link == victim)
+    replica.engine_core().kill()
     if stream:
         with pytest.raises(openai.APIError) as caught:
             await asking
@@ -234,9 +198,5 @@ async def test_killing_the_engine_of_a_running_call(
         assert answer.choices[0].message.content == expected.choices[0].message.content
         assert answer.usage == expected.usage
 
-    async def replaced() -> bool:
-        links = await lab.links()
-        return victim not in links and len(links) == len(before)
-
-    await lab.until("the replica is replaced by a new incarnation", replaced, timeout_s=180)
+    await lab.live.whole(without=victim)
     await lab.until_idle()

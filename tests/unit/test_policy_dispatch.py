@@ -179,9 +179,6 @@ def test_a_failed_attempt_names_its_replica_and_counts_against_it() -> None:
 
 
 def test_a_cancelled_attempt_gives_its_work_back_and_counts_against_nobody() -> None:
-    async def hang(_: Call) -> None:
-        await asyncio.sleep(1e9)
-
     async def main() -> list[str]:
         bench = Bench(1)
         for _ in range(10):
@@ -195,6 +192,91 @@ def test_a_cancelled_attempt_gives_its_work_back_and_counts_against_nobody() -> 
         return [event.outcome for event in bench.sink.of(AttemptEnded)]
 
     assert run(main()) == ["cancelled"] * 10
+
+
+# --- suspicion -------------------------------------------------------------------------------------------
+
+
+async def hang(_: Call) -> None:
+    await asyncio.sleep(1e6)
+
+
+def test_after_an_unusual_silence_calls_go_elsewhere_before_any_time_out_has_struck() -> None:
+    """A host that is gone says nothing: its address swallows one call and not every third one."""
+
+    async def main() -> list[str]:
+        bench = Bench(balancer=RoundRobin())
+        black = asyncio.ensure_future(compose([bench.dispatch], Script(hang))(call()))
+        await asyncio.sleep(0.2)
+        found = [await bench.went_to() for _ in range(6)]
+        black.cancel()
+        await asyncio.wait([black])
+        return [*found, *[await bench.went_to() for _ in range(3)]]
+
+    chosen = run(main())
+    assert set(chosen[:6]) == {"r1", "r2"}
+    assert set(chosen[6:]) == {"r0", "r1", "r2"}, "nothing is held against it once nobody waits"
+
+
+def test_when_all_are_silent_none_is_left_out() -> None:
+    async def main() -> set[str]:
+        bench = Bench(balancer=RoundRobin())
+        waiting = [asyncio.ensure_future(compose([bench.dispatch], Script(hang))(call())) for _ in range(3)]
+        await asyncio.sleep(5)
+        found = {await bench.went_to() for _ in range(6)}
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        return found
+
+    assert run(main()) == {"r0", "r1", "r2"}
+
+
+def test_a_slow_network_is_not_silence() -> None:
+    """Where headers always take half a second, half a second is the usual."""
+
+    async def slow(one: Call) -> None:
+        assert one.attempt is not None
+        await asyncio.sleep(0.5)
+        one.attempt.progress.headers()
+
+    async def main() -> bool:
+        bench = Bench(1)
+        for _ in range(100):
+            await compose([bench.dispatch], Script(slow))(call())
+        asyncio.ensure_future(compose([bench.dispatch], Script(slow))(call()))  # noqa: RUF006
+        await asyncio.sleep(0.4)
+        return bench.dispatch._silence.is_silent(bench.replicas[0])
+
+    assert run(main()) is False
+
+
+def test_a_replica_on_trial_gets_one_call_at_a_time_until_that_has_its_first_token() -> None:
+    async def main() -> tuple[list[str], list[str]]:
+        bench = Bench(balancer=RoundRobin())
+        bench.outlier.failed(bench.replicas[0], ReplicaLost("cut"))
+        probe = bench.ledger.reserve(bench.replicas[0], Work(100, 20))
+        while_it_waits = [await bench.went_to() for _ in range(4)]
+        probe.tokens(1)
+        while_it_streams = [await bench.went_to() for _ in range(3)]
+        return while_it_waits, while_it_streams
+
+    waits, streams = run(main())
+    assert "r0" not in waits
+    assert "r0" in streams
+
+
+def test_suspicion_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        bench = Bench()
+        for _ in range(50):
+            task = asyncio.ensure_future(compose([bench.dispatch], Script(hang))(call()))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait([task])
+        assert not bench.dispatch._silence._waiting
+
+    run(main())
 
 
 # --- early rejection -------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Bench:
     [
         ReplicaLost("refused"),
         ReplicaLost("cut in mid-stream", reached=Reached.MID_STREAM),
-        AttemptTimeout("no headers"),
+        AttemptTimeout("no first token", reached=Reached.HEADERS),
         AttemptTimeout("stalled", reached=Reached.MID_STREAM),
         ReplicaFailed("500"),
     ],
@@ -84,10 +84,43 @@ def test_a_success_starts_the_count_again_soon_after_a_return_too() -> None:
     bench.fail(bench.replicas[0])
     bench.clock.at += 5.1
     bench.rotation()
+    bench.outlier.succeeded(bench.replicas[0])
     for _ in range(3):
         bench.fail(bench.replicas[0], 2)
         bench.outlier.succeeded(bench.replicas[0])
     assert bench.rotation() == ["r0", "r1", "r2"]
+
+
+def test_one_failure_after_its_return_and_it_is_out_again() -> None:
+    bench = Bench(jitter=0.0)
+    bench.fail(bench.replicas[0])
+    bench.clock.at += 5.1
+    assert bench.rotation() == ["r0", "r1", "r2"]
+    bench.fail(bench.replicas[0], 1)
+    assert bench.rotation() == ["r1", "r2"]
+    assert bench.sink.of(Ejected)[-1].for_s == 10.0
+
+
+def test_silence_before_the_headers_counts_twice() -> None:
+    bench = Bench()
+    bench.fail(bench.replicas[0], 1, AttemptTimeout("no headers"))
+    assert bench.rotation() == ["r0", "r1", "r2"]
+    bench.fail(bench.replicas[0], 1, AttemptTimeout("no headers"))
+    assert bench.rotation() == ["r1", "r2"]
+
+
+def test_a_replica_is_on_trial_from_a_failure_to_the_next_success() -> None:
+    bench = Bench(jitter=0.0)
+    replica = bench.replicas[0]
+    assert not bench.outlier.is_on_trial(replica)
+    bench.fail(replica, 1)
+    assert bench.outlier.is_on_trial(replica)
+    bench.outlier.succeeded(replica)
+    assert not bench.outlier.is_on_trial(replica)
+    bench.fail(replica)
+    bench.clock.at += 5.1
+    bench.rotation()
+    assert bench.outlier.is_on_trial(replica), "and after its return"
 
 
 def test_a_busy_answer_is_neutral_and_does_not_start_the_count_again() -> None:
