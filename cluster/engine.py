@@ -71,7 +71,6 @@ def arguments(settings: Settings) -> list[str]:
     pace = pacing.Pace.of(settings)
     if pace is not None:
         result += [
-            "--enforce-eager",
             f"--worker-cls={pacing.WORKER_CLASS}",
             f"--additional-config={json.dumps(pace.to_config())}",
         ]
@@ -100,9 +99,17 @@ async def start(settings: Settings) -> tuple[AsyncLLM, FastAPI]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    on_cpu = current_platform.is_cpu()
+    if not on_cpu and settings.pace == "on":
+        raise RuntimeError(
+            f"field 'pace' has value 'on', but this vLLM runs on {current_platform.device_type}, which has a pace of "
+            "its own: set it to 'off' (BROWNOUT_PACE=off)"
+        )
     options = make_arg_parser(FlexibleArgumentParser()).parse_args(command_line)
+    # Compiling takes longer than a small machine gains by it, and needs a C++ compiler.
+    options.enforce_eager = options.enforce_eager or on_cpu
     config = AsyncEngineArgs.from_cli_args(options).create_engine_config()
-    if current_platform.is_cpu():
+    if on_cpu:
         _fork_engine_core()
     engine = AsyncLLM.from_vllm_config(config)
     tasks = await engine.get_supported_tasks()

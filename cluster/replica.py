@@ -37,8 +37,16 @@ class Replica:
         return self._app
 
     async def check_health(self) -> None:
-        """Ask the engine; raises when it is dead, and Serve then replaces this replica."""
-        await self._engine.check_health()
+        """Ask the engine.
+
+        Raises:
+            RuntimeError: it is dead. vLLM's own exception must not leave this process: Serve's controller would
+                import vLLM to read it, and replace nobody for the six seconds that this takes.
+        """
+        try:
+            await self._engine.check_health()
+        except Exception as error:
+            raise RuntimeError(f"the engine is dead: {error}") from None
 
     async def _end_with_engine(self) -> None:
         """End this process soon after its engine died.

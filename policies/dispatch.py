@@ -58,6 +58,15 @@ class Dispatch:
         """Return the replicas that may get new attempts."""
         return self._fleet.replicas if self._outlier is None else self._outlier.rotation()
 
+    def require_replica(self, request_id: str) -> None:
+        """Refuse a call for which nobody is there, before anything else is done for it.
+
+        Raises:
+            NoReplica: no replica is known.
+        """
+        if not self._fleet.replicas:
+            raise self._refusal(request_id)
+
     async def __call__(self, call: Call, inner: Handler[T], /) -> T:
         """Make one attempt.
 
@@ -83,11 +92,15 @@ class Dispatch:
             )
         if self._outlier is not None:
             candidates = [one for one in candidates if not self._is_suspect(one)] or candidates
+        if not candidates and attempt.number > 1:
+            raise NoReplica("no other replica is left", retry_after_s=self._retry_after_s)
         if not candidates:
-            if attempt.number == 1:
-                self._sink.emit(Refused(call.request_id, NoReplica.reason))
-            raise NoReplica("no replica is in rotation", retry_after_s=self._retry_after_s)
+            raise self._refusal(call.request_id)
         return self._balancer.pick(candidates, retry=attempt.number > 1)
+
+    def _refusal(self, request_id: str) -> NoReplica:
+        self._sink.emit(Refused(request_id, NoReplica.reason))
+        return NoReplica("no replica is there", retry_after_s=self._retry_after_s)
 
     def _is_suspect(self, replica: Replica) -> bool:
         """Tell whether the replica should be left alone for now.

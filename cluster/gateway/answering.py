@@ -15,6 +15,7 @@ from cluster.gateway.errors import to_http
 from cluster.gateway.exchange import Exchange
 from cluster.gateway.schema import ChatRequest, CompletionRequest
 from cluster.gateway.service import Gateway
+from cluster.gateway.tokens import Count
 from cluster.gateway.tool_phase import run_tool_phase
 from cluster.gateway.upstream import Answer
 from policies.call import Call
@@ -60,6 +61,9 @@ class Answering:
         """Tool phase, generation, and the end of the answer."""
         request, body = self._wanted.request, self._wanted.body
         if request.tool_call is not None:
+            # The tool may act: everything that could refuse the call without it is asked first.
+            self._pipeline.dispatch.require_replica(self._live.request_id)
+            await self._count(body)
             body = await run_tool_phase(
                 self._gateway,
                 self._pipeline,
@@ -102,13 +106,23 @@ class Answering:
             answer.headers[public.HEADER_SHOULD_RETRY] = "false"
         await self._exchange.fail(answer)
 
-    async def _build_call(self, body: dict[str, Any]) -> Call:
-        gateway, request = self._gateway, self._wanted.request
+    async def _count(self, body: dict[str, Any]) -> list[Count]:
+        """Return the length of each prompt.
+
+        Raises:
+            InvalidRequest: they do not fit the context.
+        """
+        gateway = self._gateway
         if self._wanted.size > _COUNT_IN_THREAD_FROM:
             counts = await asyncio.to_thread(generation.count_prompts, self._api, body, gateway.counter)
         else:
             counts = generation.count_prompts(self._api, body, gateway.counter)
-        generation.check_length(request, counts, gateway.context)
+        generation.check_length(self._wanted.request, counts, gateway.context)
+        return counts
+
+    async def _build_call(self, body: dict[str, Any]) -> Call:
+        gateway, request = self._gateway, self._wanted.request
+        counts = await self._count(body)
         options = request.stream_options
         payload = generation.Generation(
             api=self._api,
@@ -116,7 +130,6 @@ class Answering:
             stream=bool(request.stream),
             want_usage=bool(options is not None and options.include_usage),
             choices=(request.n or 1) * len(counts),
-            output_limit=generation.output_limit(request),
             receiver=self,
         )
         return Call(

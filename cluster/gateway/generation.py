@@ -51,7 +51,6 @@ class Generation:
     stream: bool
     want_usage: bool
     choices: int
-    output_limit: int | None
     receiver: Receiver
 
 

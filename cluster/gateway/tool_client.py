@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from cluster.gateway.schema import ToolCall
+from cluster.public import TOOL_PATH
 from policies.clock import Clock, Deadline
 from policies.errors import DeadlineExceeded, ToolDeadline, ToolError
 
@@ -51,7 +52,7 @@ class ToolClient:
     async def _post(self, address: str, call: ToolCall, request_id: str) -> Any:
         message = {"jsonrpc": "2.0", "id": request_id, "method": call.method, "params": call.params}
         try:
-            async with self._session.post(f"http://{address}/", json=message) as response:
+            async with self._session.post(f"http://{address}{TOOL_PATH}", json=message) as response:
                 body = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError):

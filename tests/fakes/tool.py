@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from cluster.public import TOOL_PATH
+
 
 class FakeTool:
     """Answers ``get_price``; ``gate`` makes it hang, ``failure`` is its error, ``lose_answer`` cuts it off."""
@@ -46,7 +48,7 @@ async def fake_tool() -> AsyncIterator[FakeTool]:
     """A running tool, stopped at the end."""
     tool = FakeTool()
     app = web.Application()
-    app.router.add_post("/", tool.handle)
+    app.router.add_post(TOOL_PATH, tool.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

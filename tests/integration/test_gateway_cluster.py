@@ -200,3 +200,19 @@ async def test_killing_the_engine_of_a_running_call(
 
     await lab.live.whole(without=victim)
     await lab.until_idle()
+
+
+async def test_the_real_tool_answers_over_its_link_and_its_answer_goes_into_the_prompt(lab: Lab) -> None:
+    async def prompt_tokens(extra: dict[str, Any]) -> tuple[str | None, int]:
+        body = {"model": public.MODEL_NAME, "messages": MESSAGES, "max_tokens": 4, **extra}
+        async with lab.http.post(f"{lab.state.base_url}/v1/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            return response.headers.get(public.HEADER_TOOL), (await response.json())["usage"]["prompt_tokens"]
+
+    tool_call = {"method": "get_price", "params": {"symbol": "BTC"}}
+    without = await prompt_tokens({})
+    optional = await prompt_tokens({"tool_call": {**tool_call, "optional": True}})
+    essential = await prompt_tokens({"tool_call": tool_call})
+    assert without[0] is None
+    assert optional[0] == essential[0] == "ok"
+    assert optional[1] == essential[1] > without[1]

@@ -134,3 +134,16 @@ async def test_a_prompt_of_token_ids_has_no_room_for_an_answer_and_the_tool_is_n
     async with made.http.post(f"{made.url}/v1/completions", json=body) as response:
         assert response.status == 400
     assert tool.calls == []
+
+
+async def test_a_call_that_cannot_be_answered_anyway_does_not_make_the_tool_act(
+    made: Rig, tool: FakeTool
+) -> None:
+    too_long = {"model": MODEL, "prompt": "price?", "max_tokens": 9999, "tool_call": CALL}
+    async with made.http.post(f"{made.url}/v1/completions", json=too_long) as response:
+        assert response.status == 400
+    await made.announce()
+    status, _, body = await ask(made, CALL)
+    assert (status, body["error"]["type"]) == (503, public.ERROR_NO_REPLICA)
+    assert tool.calls == []
+    assert [event["reason"] for event in made.events("refused")] == ["no_replica"]

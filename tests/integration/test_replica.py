@@ -89,7 +89,9 @@ async def test_sequences_beyond_the_slots_wait_in_the_engine(replica: Replica) -
 
 
 async def test_cache_holds_three_full_contexts_and_not_four(replica: Replica) -> None:
-    prompts = [[6 + (499 * which + (7 + which) * place) % 2000 for place in range(3800)] for which in range(4)]
+    prompts = [
+        [6 + (499 * which + (7 + which) * place) % 2000 for place in range(3800)] for which in range(4)
+    ]
     calls = [asyncio.create_task(replica.stream(prompt, 100)) for prompt in prompts]
 
     async def full_and_waiting() -> bool:

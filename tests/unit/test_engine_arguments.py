@@ -39,7 +39,7 @@ def test_pace_reaches_the_worker(cache: Path) -> None:
 
 def test_without_pace_the_engine_is_as_vllm_makes_it(cache: Path) -> None:
     found = options(Settings(cache_dir=cache, pace="off"))
-    assert not {"worker-cls", "additional-config", "enforce-eager"} & found.keys()
+    assert not {"worker-cls", "additional-config"} & found.keys()
 
 
 def test_own_model_is_one_setting_away(cache: Path) -> None:

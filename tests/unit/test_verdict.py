@@ -247,6 +247,9 @@ def test_control_healthy(good: Records) -> None:
     assert status(claims.control_healthy, good) == "pass"
     sick = changed(good, calls("control", 200), outcome="failed", error_type="cut")
     assert status(claims.control_healthy, sick) == "inconclusive"
+    # A tool that never answered made every call of every arm degraded, and the run passed.
+    dim = changed(good, lambda r: isinstance(r, CallRecord) and r.arm == "control", outcome="degraded")
+    assert status(claims.control_healthy, dim) == "inconclusive"
 
 
 def test_an_allowance_is_added_to_the_multiple(good: Records) -> None:
