@@ -24,6 +24,7 @@ from chaos.heal import profile_kept
 from chaos.history import CheckRecord, EndRecord, HistoryWriter, RunRecord
 from chaos.load.client import LoadClient
 from chaos.load.plan import make_plan
+from chaos.load.prompts import SYMBOLS, Ask
 from chaos.load.rate import RateMemory, offered
 from chaos.progress import Progress
 from chaos.recovery import all_serving
@@ -133,6 +134,8 @@ class _Run:
             raise SubstrateError(
                 f"not every one of {expected} replicas answers ({found.detail}); 'brownout status' tells what runs"
             )
+        if self.experiment.load.tool:
+            await self._tool_ready()
         strike = Strike(
             self.context,
             self.experiment,
@@ -144,6 +147,16 @@ class _Run:
         )
         await strike.resolve()
         return expected
+
+    async def _tool_ready(self) -> None:
+        """A tool that fails without any fault would make every arm look alike."""
+        asked = Ask("probe of the tool", max_tokens=2, stream=True, tool_symbol=SYMBOLS[0])
+        record = await self.client.call(asked, "", 0, 0.0, time.time(), f"probe-tool-{time.time_ns():x}")
+        if record.outcome != "ok":
+            raise SubstrateError(
+                f"a call with a tool is {record.outcome} before any fault (tool: {record.tool or 'no answer'}, "
+                f"{record.error or 'no error'}); see the logs of gateway and tool"
+            )
 
     def _rate(self, capacity: dict[int, Capacity], replicas: int) -> float:
         """Return the calls per second to offer, and write down where the number comes from."""

@@ -41,8 +41,8 @@ _MODULES: Final = (
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "vllm.model_executor.models.llama",
-    "vllm.v1.attention.backends.cpu_attn",
 )
+_CPU_MODULES: Final = ("vllm.v1.attention.backends.cpu_attn", "cluster.paced_worker")
 _LOW_PRIORITY: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -86,7 +86,7 @@ async def start(settings: Settings) -> tuple[AsyncLLM, FastAPI]:
     command_line = arguments(settings)
     gc.disable()
     with ThreadPoolExecutor(1, thread_name_prefix="import", initializer=_lower_priority) as imports:
-        await asyncio.get_running_loop().run_in_executor(imports, _import_modules, settings.pace)
+        on_cpu = await asyncio.get_running_loop().run_in_executor(imports, _import_modules)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -95,15 +95,13 @@ async def start(settings: Settings) -> tuple[AsyncLLM, FastAPI]:
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    on_cpu = current_platform.is_cpu()
-    if not on_cpu and settings.pace == "on":
+    if settings.pace == "on" and not on_cpu:
         raise RuntimeError(
-            f"field 'pace' has value 'on', but this vLLM runs on {current_platform.device_type}, which has a pace of "
-            "its own: set it to 'off' (BROWNOUT_PACE=off)"
+            "field 'pace' has value 'on', but this vLLM is built for an accelerator, which has a pace of its own: "
+            "set it to 'off' (BROWNOUT_PACE=off)"
         )
     options = make_arg_parser(FlexibleArgumentParser()).parse_args(command_line)
     # Compiling takes longer than a small machine gains by it, and needs a C++ compiler.
@@ -126,12 +124,15 @@ def _lower_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
-def _import_modules(pace: str) -> None:
+def _import_modules() -> bool:
+    """Import what engine and application will need; tell whether vLLM runs on the CPU here."""
     _forget_ray()
     for name in _MODULES:
         importlib.import_module(name)
-    if pace == "on":
-        importlib.import_module(pacing.WORKER_CLASS.rpartition(".")[0])
+    on_cpu = bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
+    for name in _CPU_MODULES if on_cpu else ():
+        importlib.import_module(name)
+    return on_cpu
 
 
 def _forget_ray() -> None:

@@ -15,8 +15,8 @@ WORKER_LOSS = Experiment(
         of_replicas_lost=1,
         # Short, so that about twenty calls a second are offered: a dead replica is out of the list within a second
         # or two, and enough calls must meet it until then for a difference between the arms to be significant.
-        prompt_tokens=(60, 100),
-        output_tokens=(5, 9),
+        prompt_tokens=(30, 60),
+        output_tokens=(10, 14),
         stream_share=0.8,
         client_deadline_s=10.0,
     ),
@@ -27,6 +27,6 @@ WORKER_LOSS = Experiment(
     ),
     counted="worker_loss_window",
     minimum_counted=100,
-    phases=Phases(warm_up_s=3.0, steady_s=5.0, hold_s=10.0, recovery_s=5.0),
+    phases=Phases(warm_up_s=3.0, steady_s=5.0, hold_s=10.0, recovery_s=8.0),
     calibrate_loss=True,
 )

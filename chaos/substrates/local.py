@@ -2,7 +2,8 @@
 
 A replica is the process that listens on its link's upstream port (a Ray worker) and everything below it (its
 engine). It is killed by process ids that were found beforehand and are checked again, by their start time,
-just before the signal: a pid that was given to a stranger is left alone.
+just before the signal: a pid that was given to a stranger is left alone. Its successor is held until the loss is
+reverted.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from typing import Any
 from chaos.admin import Admin, AdminError
 from chaos.substrate import Endpoints, NotRunningError, ReplicaHandle, SubstrateError
 from chaos.substrates.command import run_command
-from chaos.substrates.processes import alive, family, leftovers, listeners
+from chaos.substrates.processes import alive, family, leftovers, listeners, replica_heads, resume, stop
 from cluster.public import ClusterState, default_run_dir
 
 UP_TIMEOUT_S = 360.0
 DOWN_TIMEOUT_S = 90.0
+LOOK_EVERY_S = 0.2
+LOOK_AGAIN_S = 1.0
+"""Once a successor is held, another comes only if that one is given up."""
 
 
 class LocalSubstrate:
@@ -33,6 +37,9 @@ class LocalSubstrate:
 
     def __init__(self, run_dir: Path | None = None) -> None:
         self._run_dir = run_dir or default_run_dir()
+        self._heads: set[int] | None = None
+        """The replicas' own processes when they were last listed: whatever else comes is a successor."""
+        self._holding: asyncio.Task[None] | None = None
 
     def _state(self) -> ClusterState:
         state = ClusterState.load(self._run_dir)
@@ -61,6 +68,7 @@ class LocalSubstrate:
         async with Admin(await self.endpoints()) as admin:
             links = await admin.replica_links()
         pids = await asyncio.to_thread(listeners)
+        self._heads = set(await asyncio.to_thread(replica_heads, self._run_dir))
         found = []
         for link in links:
             pid = pids.get(int(link.upstream.rsplit(":", 1)[1]))
@@ -76,12 +84,38 @@ class LocalSubstrate:
             if alive(pid, created_at):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        await self._let_go()
+        if self._heads is None:
+            self._heads = set(await asyncio.to_thread(replica_heads, self._run_dir))
+        self._holding = asyncio.create_task(self._hold_successors(self._heads))
 
     async def is_dead(self, replica: ReplicaHandle) -> bool:
         return not any(alive(pid, created_at) for pid, created_at in _members(replica))
 
     async def restore(self, replica: ReplicaHandle) -> None:
-        """Nothing: Ray Serve starts another by itself."""
+        """Let the successor start. Ray Serve has begun to start it by itself; it was held since."""
+        await self._let_go()
+        await asyncio.to_thread(resume, self._run_dir)
+
+    async def _hold_successors(self, known: set[int]) -> None:
+        """Hold the process of every replica that is started from now on, so that the lost one stays lost.
+
+        Where containers are lost their successors come with the revert. Here Ray Serve would start one at once, and its
+        start would take a whole core from the survivors, which a lost machine does not do.
+        """
+        known, pause_s = set(known), LOOK_EVERY_S
+        while True:
+            for pid in set(await asyncio.to_thread(replica_heads, self._run_dir)) - known:
+                stop(pid)
+                known.add(pid)
+                pause_s = LOOK_AGAIN_S
+            await asyncio.sleep(pause_s)
+
+    async def _let_go(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+            await asyncio.gather(self._holding, return_exceptions=True)
+            self._holding = None
 
     async def leftovers(self) -> list[str]:
         state = self._state()

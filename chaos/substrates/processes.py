@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -55,27 +56,57 @@ def _writes_below(pid: int, folder: str) -> bool:
     return False
 
 
-def leftovers(run_dir: Path, replicas_wanted: int) -> list[str]:
-    """Return, in words, engines without a replica above them and replicas beyond the wanted number.
+def members(run_dir: Path) -> dict[int, int]:
+    """Return pid and parent's pid of all processes that belong to replicas of the cluster in ``run_dir``.
 
-    Only processes of the cluster in ``run_dir`` are looked at: those whose output goes below it. A replica's engine
-    may bear its replica's title, so a replica is told by its parent, which is the Ray node.
+    They are told by their titles, and by their output, which goes below that folder.
     """
     folder = str(run_dir.resolve()) + os.sep
-    members: dict[int, int] = {}
+    found: dict[int, int] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             title = " ".join(process.cmdline()) or process.name()
             ours = (ENGINE_TITLE in title or REPLICA_TITLE in title) and _writes_below(process.pid, folder)
             if ours and process.status() != psutil.STATUS_ZOMBIE:
-                members[process.pid] = process.ppid()
-    heads = [pid for pid, parent in members.items() if parent not in members]
-    replicas = [pid for pid in heads if _is_ray_node(members[pid])]
-    found = [f"process {pid} of a replica has outlived it" for pid in heads if pid not in replicas]
+                found[process.pid] = process.ppid()
+    return found
+
+
+def replica_heads(run_dir: Path) -> list[int]:
+    """Return the pids of the replicas' own processes, starting ones too.
+
+    A replica's engine may bear its replica's title, so a replica is told by its parent, which is the Ray node.
+    """
+    return sorted(pid for pid, parent in members(run_dir).items() if _is_ray_node(parent))
+
+
+def stop(pid: int) -> None:
+    """Hold a process where it is, until :func:`resume`."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+
+
+def resume(run_dir: Path) -> list[int]:
+    """Let every held replica process of the cluster go on, and return their pids."""
+    held = []
+    for pid in replica_heads(run_dir):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                os.kill(pid, signal.SIGCONT)
+                held.append(pid)
+    return held
+
+
+def leftovers(run_dir: Path, replicas_wanted: int) -> list[str]:
+    """Return, in words, processes that have outlived their replica, and replicas beyond the wanted number."""
+    found = members(run_dir)
+    heads = [pid for pid, parent in found.items() if parent not in found]
+    replicas = [pid for pid in heads if _is_ray_node(found[pid])]
+    left = [f"process {pid} of a replica has outlived it" for pid in heads if pid not in replicas]
     if len(replicas) > replicas_wanted:
         pids = ", ".join(map(str, sorted(replicas)))
-        found.append(f"{len(replicas)} replica processes ({pids}), {replicas_wanted} are configured")
-    return found
+        left.append(f"{len(replicas)} replica processes ({pids}), {replicas_wanted} are configured")
+    return left
 
 
 def _is_ray_node(pid: int) -> bool:

@@ -116,7 +116,7 @@ make_python() {
     trap - EXIT
 }
 
-recipe_of_python() { { cat "$0"; python3 -m pip config list 2>/dev/null; } | sha256sum | cut -c1-12; }
+recipe_of_python() { { declare -f make_python take_over_pip; python3 -m pip config list 2>/dev/null; } | sha256sum | cut -c1-12; }
 
 build() { DOCKER_BUILDKIT=1 docker build --network host -q "$@" >/dev/null; }
 

@@ -155,6 +155,70 @@ def _orphan_engine(log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
 
 
+RAY_NODE = """
+import subprocess, sys
+for line in sys.stdin:  # each line starts a replica, whose output goes below the run folder
+    with open(sys.argv[1], "w") as out:
+        child = subprocess.Popen([sys.argv[2], "-c", "import sys; sys.stdin.read()", "ray::ServeReplica:llm:Replica"],
+                                 stdin=subprocess.PIPE, stdout=out, stderr=out)
+    print(child.pid, flush=True)
+child.kill()
+child.wait()
+"""
+
+
+class RayNode:
+    """A process with the name of a Ray node, which starts replicas when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        program = folder / "raylet"
+        program.symlink_to(sys.executable)
+        self.process = subprocess.Popen(
+            [program, "-c", RAY_NODE, folder / "worker.out", sys.executable],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start_replica(self) -> psutil.Process:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("start\n")
+        self.process.stdin.flush()
+        return psutil.Process(int(self.process.stdout.readline()))
+
+    def end(self) -> None:
+        self.process.communicate()
+
+
+async def test_the_successor_of_a_lost_replica_is_held_until_the_revert(tmp_path: Path) -> None:
+    state("http://127.0.0.1:1").save(tmp_path)
+    node = RayNode(tmp_path)
+    substrate = LocalSubstrate(tmp_path)
+    lost = ReplicaHandle("replica-0", "replica-0.a", "", "[]")
+    try:
+        await substrate.kill(lost)
+        successor = node.start_replica()
+
+        async def held() -> bool:
+            return successor.status() == psutil.STATUS_STOPPED
+
+        assert await until(held, 10, 0.02)
+        # another process, such as `brownout heal` after a crash, can revert it
+        await LocalSubstrate(tmp_path).restore(lost)
+
+        async def goes_on() -> bool:
+            return successor.status() != psutil.STATUS_STOPPED
+
+        assert await until(goes_on, 10, 0.02)
+        await substrate.restore(lost)
+        await substrate.restore(lost)
+        assert await goes_on()
+        assert await substrate.leftovers() == []
+    finally:
+        node.end()
+
+
 async def test_settings_and_versions_come_from_the_state(tmp_path: Path) -> None:
     replace(state("http://127.0.0.1:1"), replicas=5).save(tmp_path)
     substrate = LocalSubstrate(tmp_path)
