@@ -37,8 +37,9 @@ format: $(STAMP) ## format and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## what the gateway costs, as ratios measured in one run
+bench: $(STAMP) ## what gateway and link proxy cost, as ratios measured in one run
 	$(BIN)/python -m tests.bench.gateway_cost
+	$(BIN)/python -m tests.bench.linkproxy_cost
 
 pins: $(STAMP) ## write constraints.txt anew from the environment
 	@{ head -2 constraints.txt; $(BIN)/pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt

@@ -15,7 +15,7 @@ from typing import Any
 
 GRID = 1.05
 """Ratio of neighbouring rates on the grid."""
-TOLERANCE = 0.12
+TOLERANCE = 0.15
 """Relative disagreement up to which the earlier rate is kept."""
 
 
