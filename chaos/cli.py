@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,12 +23,13 @@ from chaos.demo import demo
 from chaos.faults import FaultError
 from chaos.links import LinkFaultError
 from chaos.names import UnknownName, require
-from chaos.substrate import SubstrateError
+from chaos.substrate import ConfigurationError, SubstrateError
 from chaos.substrates import default_substrate
 
 EXIT_COULD_NOT_RUN = 3
 EXIT_USAGE = 4
 EXIT_INTERRUPTED = 130
+MOST_CALLS_PER_S = 10_000.0
 COMMANDS = ("list", "up", "down", "status", "run", "report", "heal", "calibrate", "demo")
 DEFAULT_SEED = 7
 
@@ -37,10 +40,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= MOST_CALLS_PER_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a rate: calls a second, above 0 and at most {MOST_CALLS_PER_S:g}"
+        )
     return value
 
 
@@ -64,17 +72,16 @@ def parser() -> argparse.ArgumentParser:
     run = add("run", "Run a scenario, judge it, and write its report.")
     run.add_argument("scenario", help="its name; 'brownout list' has them")
     run.add_argument("--out", type=Path, metavar="DIR", help="report folder (default: one below reports/)")
-    run.add_argument("--arms", action="extend", nargs="+", default=[], metavar="ARM", help="only these arms")
+    run.add_argument("--arms", action="append", default=[], metavar="ARM,...", help="only these arms")
     run.add_argument(
         "--without",
-        action="extend",
-        nargs="+",
+        action="append",
         default=[],
         metavar="POLICY",
-        help="switch policies off in the resilient arm",
+        help="switch policies off in the resilient arm (again, or with commas, for several)",
     )
     run.add_argument(
-        "--rate", type=_positive, metavar="CALLS/S", help="offer this instead of the calibrated share"
+        "--rate", type=_rate, metavar="CALLS/S", help="offer this instead of the calibrated share"
     )
     run.add_argument(
         "--up", action="store_true", help="bring the cluster up if it is not, and down afterwards"
@@ -125,10 +132,11 @@ def _work(options: argparse.Namespace) -> Coroutine[Any, Any, int] | int:
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """Let SIGTERM end the work as Ctrl-C does: by cancelling it, so that faults are reverted on the way out."""
+    """Let SIGTERM and SIGHUP end the work as Ctrl-C does: by cancelling it, so that faults are reverted."""
     task = asyncio.current_task()
     if task is not None and threading.current_thread() is threading.main_thread():
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     return await work
 
 
@@ -140,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require("command", given[0], COMMANDS)
         work = _work(parser().parse_args(given))
         return work if isinstance(work, int) else asyncio.run(_interruptible(work))
-    except (UnknownName, FolderTakenError) as error:
+    except (UnknownName, FolderTakenError, ConfigurationError) as error:
         print(f"brownout: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (SubstrateError, FaultError, CalibrationError, LinkFaultError) as error:
@@ -150,8 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"brownout: could not run: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_COULD_NOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("brownout: interrupted; faults are reverted and the history is closed", file=sys.stderr)
+        print("brownout: interrupted; what was in force is reverted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except Exception:
+        # A bug. Python's own exit code for it is 1, which would tell CI that the service failed its objectives.
+        traceback.print_exc()
+        print("brownout: could not run: an unexpected error, see above", file=sys.stderr)
+        return EXIT_COULD_NOT_RUN
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from chaos.substrate import Substrate, SubstrateError
 from chaos.substrates import SUBSTRATES, substrate
 from chaos.tailor import tailored
 from chaos.undo import UndoLog, run_lock
-from cluster.public import POLICIES, PROFILES, default_run_dir
+from cluster.public import POLICIES, PROFILES, ClusterState, default_run_dir
 
 
 def show_list() -> int:
@@ -51,14 +51,15 @@ async def up(on: str) -> int:
 
 
 async def down(on: str) -> int:
-    """Take the cluster down; faults that were in force there are gone with it."""
+    """Take the cluster down; faults that were in force there are gone with it.
+
+    Raises:
+        SubstrateError: a run is going on there; it must end first.
+    """
     place = substrate(on)
-    await place.down()
-    try:
-        with run_lock(default_run_dir()):
-            await _healed(place)
-    except SubstrateError as error:
-        print(f"note: {error}")
+    with run_lock(default_run_dir()):
+        await place.down()
+        await _healed(place)
     return 0
 
 
@@ -75,6 +76,8 @@ async def status(on: str) -> int:
             print(f"link {link.name}: {link.listen} -> {link.upstream}")
     for key, value in sorted(place.settings().items()):
         print(f"{key}: {value}")
+    if on == "local" and (state := ClusterState.load()):
+        print(f"logs: {state.logs}")
     for entry in UndoLog(default_run_dir()).entries():
         print(
             f"in force: {entry.kind} on {entry.target} ('brownout heal' reverts it, unless a run is going on)"

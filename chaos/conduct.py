@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -71,6 +72,11 @@ async def conduct(request: Request, substrate: Substrate, progress: Progress) ->
     folder = request.folder or report_folder(experiment.name, substrate.name, request.seed)
     if (folder / HISTORY).exists():
         raise FolderTakenError(f"{folder / HISTORY} exists already; choose another folder with --out")
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise FolderTakenError(
+            f"no report can be written to {folder}: {above} is no folder that can be written to"
+        )
     run_dir = request.run_dir or default_run_dir()
     with run_lock(run_dir):
         for what in await heal(UndoLog(run_dir), substrate):

@@ -35,7 +35,7 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
     caller holds the run lock: else it could revert the fault of a run that is going on.
 
     Raises:
-        SubstrateError: one could not be reverted; it stays in the log.
+        SubstrateError: some could not be reverted; they stay in the log, and the others are reverted.
     """
     entries = [entry for entry in undo.entries() if entry.substrate == substrate.name]
     if not entries:
@@ -48,24 +48,29 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
             undo.remove(entry)
             healed.append(f"{entry.kind} on {entry.target}: gone with its cluster")
         return healed
+    problems: list[str] = []
     async with Admin(endpoints) as admin:
         context = FaultContext(substrate, endpoints, admin)
         for entry in entries:
             if entry.kind not in (*FAULTS, PROFILE):
-                raise SubstrateError(
+                problems.append(
                     f"the undo log in {undo.folder} names the fault {entry.kind!r}, which this version does not "
                     f"know; revert it by hand and remove {entry.id}.json"
                 )
+                continue
             try:
                 if entry.kind == PROFILE:
                     await admin.set_profile(entry.data["profile"], entry.data["without"])
                 else:
                     await FAULTS[entry.kind].restored(context, entry.data).revert()
             except Exception as error:
-                raise SubstrateError(
+                problems.append(
                     f"{entry.kind} on {entry.target} is still in force and could not be reverted: {error}; "
                     f"'brownout heal' tries again"
-                ) from error
+                )
+                continue
             undo.remove(entry)
             healed.append(f"{entry.kind} on {entry.target}: reverted")
+    if problems:
+        raise SubstrateError("; ".join(problems))
     return healed

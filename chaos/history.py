@@ -216,7 +216,7 @@ def read(path: Path) -> Iterator[Record]:
     Raises:
         HistoryError: a line in the middle is not a record.
     """
-    lines = path.read_text().split("\n")
+    lines = path.read_text(errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         if not line:
             continue

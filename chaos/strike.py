@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.admin import AdminError
+from chaos.admin import AdminError, Held
 from chaos.bounds import Bounds
 from chaos.experiment import Experiment, FaultPlan
 from chaos.faults import FAULTS, Fault, FaultContext
@@ -23,6 +23,8 @@ from chaos.load.plan import choose_target
 from chaos.names import require
 from chaos.undo import UndoLog
 from chaos.waiting import sleep_until
+
+CONFIRM_S = 0.001
 
 
 @dataclass
@@ -92,7 +94,7 @@ class Strike:
         try:
             if plan.when:
                 bound_s = self.experiment.phases.recovery_s
-                seen = await self.context.admin.wait(fault.target, plan.when, bound_s)
+                seen = await self._condition(fault.target, plan, bound_s)
                 if seen is None:
                     self._unknown("fault_condition", {"when": plan.when, "bound_s": bound_s})
                     return
@@ -108,6 +110,20 @@ class Strike:
             self._step(fault, "condition", seen.at, detail)
         self._step(fault, "injected", injected_at, {**detail, "took_s": round(injected_at - struck_at, 6)})
         self.struck.append(Struck(fault, plan, struck_at, injected_at))
+
+    async def _condition(self, target: str, plan: FaultPlan, bound_s: float) -> Held | None:
+        """Return the moment at which the condition held, and held still when asked again; None within the bound.
+
+        One step of an engine gives several calls a token: one begins to stream, which makes the condition true,
+        a millisecond before another, which alone awaited its first token, gets that.
+        """
+        ends_at = time.monotonic() + bound_s
+        while (left_s := ends_at - time.monotonic()) > 0:
+            if await self.context.admin.wait(target, plan.when, left_s) is None:
+                return None
+            if (still := await self.context.admin.wait(target, plan.when, CONFIRM_S)) is not None:
+                return still
+        return None
 
     async def verify(self, bound_s: float) -> None:
         """Prove each fault that was struck, within ``bound_s``."""

@@ -14,6 +14,10 @@ class NotRunningError(SubstrateError):
     """The substrate is not up at all: nothing of an earlier run can be in force there."""
 
 
+class ConfigurationError(SubstrateError):
+    """The substrate's configuration cannot be used; what is wrong with it was said. Exit code 4."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     """Root URLs, without a trailing slash, as the chaos process reaches them."""

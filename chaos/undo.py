@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.substrate import SubstrateError
+from cluster.public import claim_run_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,12 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     The lock is the kernel's and ends with its process, however that ends.
 
     Raises:
-        SubstrateError: another run holds it.
+        SubstrateError: another run holds it, or the folder cannot be used.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        claim_run_dir(run_dir)
+    except OSError as error:
+        raise SubstrateError(f"{error}; the run folder is {run_dir} (BROWNOUT_RUN_DIR moves it)") from error
     with (run_dir / "run.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

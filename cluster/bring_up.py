@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from cluster import processes, public, ray_node
+from cluster.processes import LOGS, RAY_TEMP
 from cluster.public import ClusterState, ProcessRecord
 from cluster.settings import Settings
 
 READY_TIMEOUT_S: Final = 240.0
-RAY_TEMP: Final = "r"
-"""Ray's folder below the run folder; short, because Unix sockets lie below it."""
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Everything here is on this machine: a proxy that the environment names must not be asked for it."""
 
 
 class LocalError(RuntimeError):
@@ -38,7 +39,7 @@ def say(text: str, started: float) -> None:
 
 
 def _get(url: str, timeout_s: float = 2.0) -> Any:
-    with urllib.request.urlopen(url, timeout=timeout_s) as response:
+    with _DIRECT.open(url, timeout=timeout_s) as response:
         return json.loads(response.read())
 
 
@@ -47,7 +48,7 @@ def first_tokens(base_url: str, model: str) -> bool:
     body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 3, "temperature": 0}).encode()
     request = urllib.request.Request(f"{base_url}/v1/completions", body, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with _DIRECT.open(request, timeout=20) as response:
             return bool(json.loads(response.read())["choices"][0]["text"])
     except (OSError, ValueError, KeyError, IndexError):
         return False
@@ -96,7 +97,7 @@ class BringUp:
         self.conf, self.run_dir = conf, run_dir
         self.mark = uuid.uuid4().hex
         self.started = time.monotonic()
-        self.logs = run_dir / "logs"
+        self.logs = run_dir / LOGS
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         host = conf.link_connect_host
         self.state = ClusterState(
@@ -116,6 +117,10 @@ class BringUp:
         exported = {f"BROWNOUT_{key.upper()}": str(value) for key, value in conf.model_dump().items()}
         self.env = {**os.environ, **exported, public.RUN_MARK: self.mark, "BROWNOUT_RUN_DIR": str(run_dir)}
         self.env.pop("BROWNOUT_CONFIG", None)
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "grpc_proxy"):
+            self.env.pop(
+                name, None
+            )  # nothing of the cluster leaves this machine by HTTP; https stays, for a hub
         self.env = ray_node.environment(conf, self.env)
 
     def launch(self, name: str, command: list[str]) -> None:

@@ -84,6 +84,7 @@ def _make_token() -> None:
     TOKEN_FILE.parent.mkdir(parents=True, exist_ok=True)
     scratch = TOKEN_FILE.with_suffix(".new")
     scratch.write_text(secrets.token_hex(32))
+    scratch.chmod(0o644)  # Prometheus reads it as another user
     scratch.replace(TOKEN_FILE)
 
 

@@ -20,21 +20,22 @@ from types import FrameType
 from typing import NoReturn
 
 from cluster import processes, public, settings
-from cluster.bring_up import RAY_TEMP, BringUp, LocalError, check_ports, first_tokens, say
+from cluster.bring_up import BringUp, LocalError, check_ports, first_tokens, say
 from cluster.public import ClusterState
 
 EXIT_COULD_NOT = 3
 EXIT_USAGE = 4
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM: everything that was started is taken down again."""
+    """SIGINT, SIGTERM or SIGHUP: everything that was started is taken down again."""
 
 
 @contextlib.contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
     """Hold the folder's lock: two ``up`` or ``down`` at a time would end each other's processes."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    public.claim_run_dir(run_dir)
     with (run_dir / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,7 +59,7 @@ def _healthy(state: ClusterState) -> bool:
 def _clear(run_dir: Path, state: ClusterState | None) -> int:
     mark = state.run_mark if state else None
     count = processes.end_all(run_dir, state.processes if state else (), mark)
-    shutil.rmtree(run_dir / RAY_TEMP, ignore_errors=True)
+    shutil.rmtree(run_dir / processes.RAY_TEMP, ignore_errors=True)
     ClusterState.path(run_dir).unlink(missing_ok=True)
     return count
 
@@ -84,8 +85,8 @@ def up(conf: settings.Settings, run_dir: Path) -> ClusterState:
             return attempt.go()
         except BaseException as error:
             word = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
-            say(f"{word}: taking down what was started", started)
             with _uninterrupted():
+                say(f"{word}: taking down what was started", started)
                 _clear(run_dir, attempt.state)
             if isinstance(error, subprocess.CalledProcessError | OSError):
                 raise LocalError(f"could not start: {error}") from error
@@ -94,14 +95,14 @@ def up(conf: settings.Settings, run_dir: Path) -> ClusterState:
 
 def down(run_dir: Path) -> int:
     """Take the cluster down, and whatever an earlier one left; return how many processes ended. Safe twice."""
-    with _locked(run_dir), _uninterrupted():
+    with _uninterrupted(), _locked(run_dir):
         return _clear(run_dir, ClusterState.load(run_dir))
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Let a clean-up finish although Ctrl-C is pressed again."""
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in INTERRUPTS]
     try:
         yield
     finally:
@@ -118,8 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=("up", "down", "status"))
     command = parser.parse_args(arguments).command
     run_dir = public.default_run_dir()
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in INTERRUPTS:
+        signal.signal(number, _interrupt)
     try:
         if command == "down":
             count = down(run_dir)
@@ -145,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"brownout: {error}", file=sys.stderr)
         return EXIT_COULD_NOT
     except (Interrupted, KeyboardInterrupt):
-        print("brownout: interrupted; nothing is left running", file=sys.stderr)
+        print("brownout: interrupted; what was started is taken down again", file=sys.stderr)
         return 130
 
 

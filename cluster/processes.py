@@ -1,7 +1,7 @@
 """Processes of a local cluster: started with a mark, found again by it, and ended by id and never by name.
 
 A process belongs to a run when it carries the run's mark in its environment, or when its standard output
-or error goes to a file below the run's folder. The second sign is needed because Ray's workers rename
+or error goes to a log of the run. The second sign is needed because Ray's workers rename
 themselves and overwrite the memory in which Linux keeps the environment.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -48,17 +49,22 @@ def alive(record: ProcessRecord) -> bool:
         return False
 
 
-def _writes_below(pid: int, folder: str) -> bool:
+LOGS: Final = "logs"
+RAY_TEMP: Final = "r"
+"""Ray's folder below the run folder; short, because Unix sockets lie below it."""
+
+
+def _writes_below(pid: int, folders: tuple[str, ...]) -> bool:
     for fd in (1, 2):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(folder):
+            if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(folders):
                 return True
     return False
 
 
 def belonging(run_dir: Path, mark: str | None = None) -> list[psutil.Process]:
     """Return this user's live processes that belong to the cluster in ``run_dir``, but not the caller's own line."""
-    folder = str(run_dir.resolve()) + os.sep
+    folders = tuple(str(run_dir.resolve() / name) + os.sep for name in (LOGS, RAY_TEMP))
     wanted = f"{RUN_MARK}={mark}" if mark else None
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found: list[psutil.Process] = []
@@ -71,7 +77,7 @@ def belonging(run_dir: Path, mark: str | None = None) -> list[psutil.Process]:
             marked = wanted is not None and wanted.encode() in Path(
                 f"/proc/{process.pid}/environ"
             ).read_bytes().split(b"\0")
-            if marked or _writes_below(process.pid, folder):
+            if marked or _writes_below(process.pid, folders):
                 found.append(process)
     return found
 
@@ -105,13 +111,20 @@ def end_all(run_dir: Path, records: Iterable[ProcessRecord], mark: str | None, g
     ended = len(first)
     for _ in range(3):
         rest = {process.pid: process for process in belonging(run_dir, mark)}
-        rest.update({process.pid: process for process in tree if process.is_running()})
+        rest.update({process.pid: process for process in tree if _runs(process)})
         if not rest:
             break
         ended += len(rest)
         end(rest.values(), grace_s)
         time.sleep(0.05)
     return ended
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Tell whether it is more than a zombie that its parent has not reaped."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

@@ -123,6 +123,8 @@ VLLM_PREEMPTIONS: Final = "vllm:num_preemptions_total"
 # --- settings that tests and the command line may need to name -------------------------------------------
 
 MODEL_NAME: Final = "brownout-tiny"
+RUN_DIR_MARK: Final = ".brownout"
+"""File that tells a run folder of ours from any other folder."""
 RUN_MARK: Final = "BROWNOUT_RUN_MARK"
 """Environment variable that every process of a local cluster inherits, so that leftovers can be found."""
 
@@ -133,7 +135,36 @@ def default_run_dir() -> Path:
     It is short on purpose: Ray puts Unix sockets below it, whose paths may not exceed 107 bytes.
     """
     configured = os.environ.get("BROWNOUT_RUN_DIR")
-    return Path(configured) if configured else Path(tempfile.gettempdir()) / f"brownout-{os.getuid()}"
+    path = Path(configured) if configured else Path(tempfile.gettempdir()) / f"brownout-{os.getuid()}"
+    return path.resolve()
+
+
+class RunDirError(OSError):
+    """A run folder that cannot be used; the text says why and what to do."""
+
+
+def claim_run_dir(run_dir: Path) -> None:
+    """Make the run folder, or see that it is ours: things in it are removed and writers to it are ended.
+
+    Raises:
+        RunDirError: it belongs to another user, or holds something else.
+        OSError: it cannot be made.
+    """
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if run_dir.stat().st_uid != os.getuid():
+        raise RunDirError(
+            f"{run_dir} belongs to another user; name a folder of your own with BROWNOUT_RUN_DIR"
+        )
+    mark = run_dir / RUN_DIR_MARK
+    if mark.exists():
+        return
+    others = sorted(path.name for path in run_dir.iterdir() if path.name != RUN_DIR_MARK)
+    if others:
+        raise RunDirError(
+            f"{run_dir} holds something else ({', '.join(others[:3])}); name an empty or new folder with "
+            f"BROWNOUT_RUN_DIR, or remove it"
+        )
+    mark.touch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +204,12 @@ class ClusterState:
 
     @classmethod
     def load(cls, run_dir: Path | None = None) -> ClusterState | None:
-        """Read the state file; None when there is none or it was cut short by a crash."""
+        """Read the state file; None when there is none, or when it is none of ours or was cut short."""
         try:
             raw: dict[str, Any] = json.loads(cls.path(run_dir).read_text())
             raw["processes"] = tuple(ProcessRecord(**record) for record in raw.get("processes", ()))
             return cls(**raw)
-        except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, AttributeError):
             return None
 
     def save(self, run_dir: Path | None = None) -> None:

@@ -101,6 +101,9 @@ class Settings(BaseModel):
         return self.cache_dir.expanduser()
 
 
+_NO_FIELDS = frozenset({"BROWNOUT_CONFIG", "BROWNOUT_RUN_DIR", public.RUN_MARK})
+
+
 def _mend(field: str) -> str:
     close = difflib.get_close_matches(field, Settings.model_fields, n=3)
     return f"did you mean {', '.join(close)}?" if close else "see docs/configuration.md for the fields"
@@ -131,6 +134,11 @@ def load(environ: dict[str, str] | None = None, cwd: Path | None = None) -> Sett
         if name in env:
             values[field] = env[name]
             source[field] = name
+    known = {f"BROWNOUT_{field.upper()}" for field in Settings.model_fields}
+    for name in sorted(env.keys() - known):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+        if name.startswith("BROWNOUT_") and name not in _NO_FIELDS and close:
+            raise SettingsError(f"environment: unknown variable {name}: did you mean {close[0]}?")
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

@@ -19,7 +19,12 @@ if [[ $version != 3.11 ]]; then
   fi
 fi
 
-[[ -x $VENV/bin/python ]] || { echo "install: creating $VENV"; "$PYTHON" -m venv "$VENV"; }
+# One that was cut short has no pip, and one of another Python cannot take the pinned versions: both are made anew.
+if ! "$VENV/bin/python" -c 'import pip, sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+  echo "install: creating $VENV"
+  rm -rf "$VENV"
+  "$PYTHON" -m venv "$VENV"
+fi
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check -q)
 
 torch=$(grep -E '^torch==' constraints.txt)

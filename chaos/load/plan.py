@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from chaos.experiment import Experiment
 from chaos.load.arrivals import poisson
 from chaos.load.prompts import Ask, ask
+from chaos.names import UnknownName
 
 FAULT_JITTER_S = 1.0
 """The seed moves the fault's scheduled time by up to this much, so that seeds differ in more than arrivals."""
@@ -53,11 +54,11 @@ def choose_target(target: str, labels: list[str], seed: int) -> str:
     Anything else is returned as it is.
 
     Raises:
-        ValueError: a wildcard that matches none of the labels.
+        UnknownName: a wildcard that matches none of the labels.
     """
     if not target.endswith("*"):
         return target
     matching = sorted({label for label in labels if label.startswith(target[:-1])})
     if not matching:
-        raise ValueError(f"no live link matches {target!r}; live are: {', '.join(labels) or 'none'}")
+        raise UnknownName(f"no live link matches {target!r}; live are: {', '.join(labels) or 'none'}")
     return random.Random(f"{seed}/target").choice(matching)

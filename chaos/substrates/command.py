@@ -9,8 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chaos.substrate import SubstrateError
+from chaos.substrate import ConfigurationError, SubstrateError
 
+EXIT_USAGE = 4
 CLEAN_UP_S = 60.0
 """How long an interrupted command may take to undo what it did."""
 
@@ -23,6 +24,7 @@ async def run_command(
     It has a session of its own, so that Ctrl-C reaches it once, from here, and not from the terminal as well.
 
     Raises:
+        ConfigurationError: it is one of ours and says that its settings are wrong.
         SubstrateError: it did not end in time, or not well.
     """
     said = " ".join(command)
@@ -45,5 +47,7 @@ async def run_command(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLEAN_UP_S):
                     await process.wait()
+    if code == EXIT_USAGE and command[0] == sys.executable:  # our own programs
+        raise ConfigurationError("the configuration cannot be used; see above")
     if code != 0:
         raise SubstrateError(f"'{said}' ended with exit code {code}; see what it said above")

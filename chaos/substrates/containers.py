@@ -113,8 +113,13 @@ class Containers:
             return False
 
     def start(self, container: str) -> None:
-        """Start it unless it runs."""
-        found = self.client().containers.get(container)
+        """Start it unless it runs. One that is gone was replaced: there is nothing to bring back."""
+        import docker.errors
+
+        try:
+            found = self.client().containers.get(container)
+        except docker.errors.NotFound:
+            return
         if found.status != "running":
             found.start()
 

@@ -48,6 +48,11 @@ class LocalSubstrate:
                 f"the local cluster is not running (no state in {self._run_dir}); start it with "
                 f"'brownout up --on local', or add --up to let the run do it"
             )
+        if state.processes and not any(alive(record.pid, record.created_at) for record in state.processes):
+            raise NotRunningError(
+                f"the local cluster of {self._run_dir} has died; 'brownout up --on local' cleans up and starts "
+                f"another, or add --up to let the run do it"
+            )
         return state
 
     async def endpoints(self) -> Endpoints:

@@ -118,7 +118,7 @@ make_python() {
 
 recipe_of_python() { { declare -f make_python take_over_pip; python3 -m pip config list 2>/dev/null; } | sha256sum | cut -c1-12; }
 
-build() { DOCKER_BUILDKIT=1 docker build --network host -q "$@" >/dev/null; }
+build() { DOCKER_BUILDKIT=1 docker build -q "$@" >/dev/null; }
 
 make_toxiproxy() {
     say "$TOXIPROXY: building a stand-in from cluster/linkproxy"

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from cluster import processes
-from cluster.public import ClusterState, ProcessRecord
+from cluster.bring_up import first_tokens
+from cluster.public import ClusterState, ProcessRecord, claim_run_dir
 from cluster.settings import Settings
 
 PORTS = [name for name in Settings.model_fields if name.startswith("port_")]
@@ -113,6 +114,7 @@ def test_a_taken_port_is_named_with_its_field_its_holder_and_the_mend(env: dict[
     [
         ("BROWNOUT_REPLICAS", "many", "BROWNOUT_REPLICAS: field 'replicas' has value 'many'"),
         ("BROWNOUT_PACE", "maybe", "BROWNOUT_PACE: field 'pace' has value 'maybe'"),
+        ("BROWNOUT_REPLICA", "2", "unknown variable BROWNOUT_REPLICA: did you mean BROWNOUT_REPLICAS?"),
         ("BROWNOUT_CONFIG", "/nowhere/brownout.toml", "/nowhere/brownout.toml: cannot be read"),
     ],
 )
@@ -147,8 +149,49 @@ def test_a_run_folder_that_cannot_be_made_is_named(env: dict[str, str], tmp_path
     assert "Traceback" not in said
 
 
+def test_a_folder_of_somebody_else_is_left_alone(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "precious").write_text("mine")
+    with (tmp_path / "out.log").open("w") as out:
+        stranger = subprocess.Popen(["sleep", "300"], stdout=out)
+    try:
+        for command in ("down", "up"):
+            code, said = local(command, {**env, "BROWNOUT_RUN_DIR": str(tmp_path)})
+            assert code == 3
+            assert f"{tmp_path} holds something else" in said
+        assert stranger.poll() is None
+        assert (tmp_path / "r" / "precious").read_text() == "mine"
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_proxy_in_the_environment_is_not_asked_for_what_is_on_this_machine(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = env["BROWNOUT_PORT_CLIENT"]
+    answering = (
+        "import http.server as h\n"
+        "class H(h.BaseHTTPRequestHandler):\n"
+        "  def do_POST(s):\n"
+        '    s.send_response(200); s.end_headers(); s.wfile.write(b\'{"choices":[{"text":"x"}]}\')\n'
+        f"h.HTTPServer(('127.0.0.1', {port}), H).serve_forever()"
+    )
+    server = subprocess.Popen([sys.executable, "-c", answering], stderr=subprocess.DEVNULL)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    try:
+        until(
+            "an answer past the proxy",
+            lambda: first_tokens(f"http://127.0.0.1:{env['BROWNOUT_PORT_CLIENT']}", "m"),
+        )
+    finally:
+        server.kill()
+        server.wait()
+
+
 def test_what_an_earlier_run_left_is_ended_by_id_and_a_stranger_is_not(env: dict[str, str]) -> None:
     run_dir = run_dir_of(env)
+    claim_run_dir(run_dir)
     orphan, record = processes.start("gateway", ["sleep", "300"], env, run_dir / "logs" / "gateway.log")
     stranger = subprocess.Popen(["sleep", "300"])
     created = psutil.Process(stranger.pid).create_time()

@@ -31,6 +31,7 @@ from chaos.progress import Silent
 from chaos.substrate import NotRunningError, SubstrateError
 from chaos.undo import UndoLog
 from chaos.waiting import until
+from cluster.public import claim_run_dir
 from tests.fakes.cluster import FakeCluster, FakeSubstrate
 
 BOUNDS = Bounds(settle_s=0.1, window_s=0.25, return_s=5, quiet_s=3, resolve_s=5, fault_limit_s=5, poll_s=0.02)
@@ -44,7 +45,7 @@ LOSS = Experiment(
     objectives=(Objective("success_rate", 1.0),),
     counted="worker_loss_window",
     minimum_counted=5,
-    phases=Phases(warm_up_s=0.05, steady_s=0.2, hold_s=0.4, recovery_s=0.3),
+    phases=Phases(warm_up_s=0.05, steady_s=0.2, hold_s=0.4, recovery_s=1.5),
     calibrate_loss=True,
 )
 SLOW = replace(
@@ -248,6 +249,7 @@ async def test_cancelling_a_run_reverts_the_fault_and_closes_the_history(
 async def test_what_a_killed_run_left_is_reverted_by_the_next(
     cluster: FakeCluster, substrate: FakeSubstrate, tmp_path: Path
 ) -> None:
+    claim_run_dir(tmp_path / "run")
     undo = UndoLog(tmp_path / "run")
     undo.add("latency", "fake", "tool", {"proxy": "tool", "settings": {"latency_s": 9.0, "jitter_s": 0.0}})
     cluster.toxics["tool"].append(
