@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from chaos import report
@@ -33,6 +34,7 @@ def run_experiment(
     without: Sequence[str] = (),
     out: Path | None = None,
     up: bool = True,
+    repeats: int = 1,
     progress: Progress | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
 ) -> Verdict:
@@ -46,6 +48,8 @@ def run_experiment(
         without: policies to switch off in the resilient arm.
         out: the report folder; default one below ``reports/``.
         up: bring the cluster up when it is not, and down again afterwards.
+        repeats: how often to run again while the verdict is *inconclusive*, which is neither pass nor fail: most often
+            something else had the machine. A fail is never repeated. Each run has a folder: ``out``, ``out-2``, ...
 
     Raises:
         SubstrateError, FaultError, CalibrationError: it could not be run.
@@ -54,5 +58,12 @@ def run_experiment(
     chosen = scenario(experiment) if isinstance(experiment, str) else experiment
     place = substrate(on) if isinstance(on, str) else on
     request = Request(tailored(chosen, arms=arms, without=without), seed, out, up, bounds=bounds)
-    history = asyncio.run(conduct(request, place, progress or LineProgress()))
-    return report.write(history, history.parent)
+    shown = progress or LineProgress()
+    for number in range(1, repeats + 2):
+        folder = out if out is None or number == 1 else out.with_name(f"{out.name}-{number}")
+        history = asyncio.run(conduct(replace(request, folder=folder), place, shown))
+        verdict = report.write(history, history.parent)
+        if verdict.status != "inconclusive" or number > repeats:
+            break
+        shown.say(f"inconclusive, so once more: {'; '.join(check.summary for check in verdict.deciding)}")
+    return verdict

@@ -40,7 +40,8 @@ class Settings(BaseModel):
     kv_cache_bytes: int = Field(48 * 1024 * 1024, ge=4 * 1024 * 1024)
     """48 MiB hold 12,288 tokens of the small model: three full contexts, not four."""
     pace: Literal["on", "off"] = "on"
-    pace_base_s: float = Field(0.030, ge=0, le=5)
+    pace_base_s: float = Field(0.040, ge=0, le=5)
+    """At 0.030 three full replicas need nearly all of two cores, and calibration finds that they share them."""
     pace_per_token_s: float = Field(0.0002, ge=0, le=1)
     cache_dir: Path = Path("~/.cache/brownout")
 

@@ -45,7 +45,7 @@ LOSS = Experiment(
     objectives=(Objective("success_rate", 1.0),),
     counted="worker_loss_window",
     minimum_counted=5,
-    phases=Phases(warm_up_s=0.05, steady_s=0.2, hold_s=0.4, recovery_s=1.5),
+    phases=Phases(warm_up_s=0.05, steady_s=0.2, hold_s=0.4, recovery_s=0.8),
     calibrate_loss=True,
 )
 SLOW = replace(
