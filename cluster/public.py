@@ -45,6 +45,7 @@ PORT_REPLICA_LINKS: Final = 21000
 REPLICA_LINK_PORTS: Final = 64
 """How many of them there are; one is reused only after its proxy is gone."""
 PORT_RAY_GCS: Final = 6379
+PORT_RAY_CLIENT: Final = 10001
 PORT_RAY_DASHBOARD: Final = 8265
 PORT_INGRESS: Final = 30000
 """First port of Ray Serve's direct ingress."""

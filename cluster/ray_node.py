@@ -79,7 +79,7 @@ def head_arguments(settings: Settings, temp_dir: Path, *, replicas: int) -> list
         "--head",
         "--block",
         f"--port={settings.port_ray_gcs}",
-        "--ray-client-server-port=0",  # none: nobody uses Ray Client here, and its default port may be taken
+        f"--ray-client-server-port={settings.port_ray_client}",
         # Said aloud so that a taken port is an error and not a head without a REST answer.
         "--include-dashboard=True",
         f"--dashboard-host={settings.bind_host}",

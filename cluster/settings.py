@@ -67,6 +67,8 @@ class Settings(BaseModel):
     port_tool_link: int = Field(public.PORT_TOOL_LINK, ge=1, le=65535)
     port_replica_links: int = Field(public.PORT_REPLICA_LINKS, ge=1, le=65000)
     port_ray_gcs: int = Field(public.PORT_RAY_GCS, ge=1, le=65535)
+    port_ray_client: int = Field(public.PORT_RAY_CLIENT, ge=1024, le=65535)
+    """Ray Client's server; nobody uses it here, but Ray cannot do without it."""
     port_ray_dashboard: int = Field(public.PORT_RAY_DASHBOARD, ge=1, le=65535)
     port_ingress: int = Field(public.PORT_INGRESS, ge=1024, le=65000)
 
