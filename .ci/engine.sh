@@ -94,11 +94,14 @@ install_plugin() {
 # Identity of a process that survives reuse of its number: pid and start time.
 identity() { awk -v pid="$1" '{print pid, $22}' "/proc/$1/stat" 2>/dev/null; }
 
-clear_stale_pid_file() {
-    local file=/var/run/docker.pid pid
-    [[ -s $file ]] || return 0
-    pid=$(<"$file")
-    [[ $(cat "/proc/$pid/comm" 2>/dev/null) == dockerd ]] || rm -f "$file"
+# A dockerd that was killed leaves these files; where their numbers are in use again, the next one would believe them.
+clear_stale_pid_files() {
+    local file pid
+    for file in /var/run/docker.pid /var/run/docker/containerd/containerd.pid; do
+        [[ -s $file ]] || continue
+        pid=$(<"$file")
+        [[ $(cat "/proc/$pid/comm" 2>/dev/null) =~ ^(dockerd|containerd)$ ]] || rm -f "$file"
+    done
 }
 
 mtu() {
@@ -121,7 +124,7 @@ start_engine() {
     [[ $(id -u) == 0 ]] || die "no engine answers, and starting one needs root; start Docker and try again"
     command -v apt-get >/dev/null || die "no engine answers, and only Debian's can be installed here; start Docker and try again"
     install_engine
-    clear_stale_pid_file
+    clear_stale_pid_files
     local options backend pid
     # The machine's iptables may speak nf_tables to a kernel that lacks it, or the other way round: take the one that works.
     for backend in nft legacy; do
@@ -141,7 +144,7 @@ start_engine() {
         fi
         kill "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
-        clear_stale_pid_file
+        clear_stale_pid_files
     done
     tail -n 20 "$STATE/dockerd.log" >&2
     die "dockerd did not come up; its log ends above"
