@@ -97,9 +97,6 @@ class ArmRun:
             self.progress.say(f"arm {name}: calls ended: {said or 'none'}")
             await self._recover(strike, before, events)
         await self._copy_rest(events)
-        if not self.arm.fault and (degraded := self.outcomes["degraded"]):
-            # What is degraded without a fault hides what a fault degrades.
-            self._check("whole_without_fault", Finding(None, {"degraded": degraded}))
         self._held_awaiting(events, strike.struck)
         self._phase("end", time.time())
 

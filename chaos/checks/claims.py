@@ -40,8 +40,9 @@ def control_healthy(measures: Measures) -> Iterator[Check]:
         what = "; ".join(r.reason or _said(r) for r in bad)
         summary = f"without any fault the control arm does not keep its objectives ({what})"
         yield Check("control_healthy", "inconclusive", summary, control.evidence.name)
-    elif degraded := sum(call.outcome == "degraded" for call in control.counted):
-        summary = f"without any fault {degraded} of {len(control.counted)} counted calls were degraded"
+    elif degraded := control.all_outcomes.get("degraded", 0):
+        # What is degraded without a fault hides what a fault degrades; calls that are not counted show it as well.
+        summary = f"without any fault {degraded} of {sum(control.all_outcomes.values())} calls were degraded"
         yield Check("control_healthy", "inconclusive", summary, control.evidence.name)
     elif control.problem or not control.counted:
         summary = control.problem or "the control arm has no counted calls"
