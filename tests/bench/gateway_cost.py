@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 
 import aiohttp
 import psutil
+
+from tests.ports import free_port
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,6 @@ class Cost:
     tokens: int
     cpu_s: float
     wall_s: float
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import aiohttp
 import psutil
 
-from tests.contract.toxiproxy import LinkUnderTest, free_ports
+from tests.contract.toxiproxy import LinkUnderTest
 from tests.fakes.tcp import tcp_server
+from tests.ports import free_ports
 
 CHUNK = b"data: " + b"t" * 190 + b"\n\n"
 BLOCK = b"x" * 65536

@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.contract.toxiproxy import free_ports, under_test
+from tests.contract.toxiproxy import under_test
+from tests.ports import free_ports
 
 _PORT = re.compile(r"127\.0\.0\.1:(220\d\d)")
 _WORDING = ("bad request body:", "listen tcp")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -16,13 +15,6 @@ import aiohttp
 from cluster.linkproxy.server import serving
 
 ENVIRONMENT = "BROWNOUT_TOXIPROXY_URL"
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free just now."""
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [sock.getsockname()[1] for sock in found]
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ import pytest
 
 from tests.fakes.links import FakeLinks
 from tests.fakes.replica import MODEL, Behaviour, FakeReplica, fake_replica
+from tests.ports import free_port
 
 
 @dataclass
@@ -26,11 +27,6 @@ class Running:
     url: str
     admin_url: str
     replica: FakeReplica
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 async def start(**settings: object) -> asyncio.subprocess.Process:

@@ -18,8 +18,9 @@ from chaos.links import (
     UnknownLinkError,
 )
 from chaos.toxics import InvalidToxicError, Toxic
-from tests.contract.toxiproxy import LinkUnderTest, free_ports, under_test
+from tests.contract.toxiproxy import LinkUnderTest, under_test
 from tests.fakes.tcp import Client, echo, tcp_server
+from tests.ports import free_ports
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ import pytest
 
 from cluster.linkproxy import connection
 from cluster.linkproxy.server import serving
-from tests.contract.toxiproxy import LinkUnderTest, free_ports
+from tests.contract.toxiproxy import LinkUnderTest
 from tests.fakes.tcp import Client, black_hole, bulk, echo, reset, tcp_server, until
+from tests.ports import free_ports
 
 SOON_S = 5.0
 """Bound of what must not wait for an upstream; a kernel gives a dial up after two minutes."""

@@ -23,10 +23,10 @@ from cluster.linkproxy.server import serving as serving_link_proxy
 from cluster.links.server import serving as serving_links
 from cluster.public import REPLICA_LINK_PORTS
 from cluster.settings import Settings
-from tests.contract.toxiproxy import free_ports
 from tests.fakes.serve_rest import FakeDashboard, FakeReplica, answer, recorded
 from tests.fakes.stuck_toxiproxy import StuckToxiproxy
 from tests.fakes.tcp import Client, black_hole, echo, tcp_server, until
+from tests.ports import free_ports
 
 WITHIN_S = 15.0
 Links = dict[str, dict[str, Any]]

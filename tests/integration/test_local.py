@@ -20,23 +20,9 @@ from cluster import processes
 from cluster.bring_up import first_tokens
 from cluster.public import ClusterState, ProcessRecord, claim_run_dir
 from cluster.settings import Settings
+from tests.ports import free_ports
 
 PORTS = [name for name in Settings.model_fields if name.startswith("port_")]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return free ports, from below the range from which the kernel takes those of outgoing connections."""
-    found: list[int] = []
-    for port in range(23000 + os.getpid() % 4000, 32000):
-        with closing(socket.socket()) as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
 
 
 @pytest.fixture

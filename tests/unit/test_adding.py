@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "adding.md"
 
@@ -125,13 +127,11 @@ asyncio.run(main())
 """
     (copy / "tests_proxy.py").write_text(
         """
-import asyncio, contextlib, socket, sys
+import asyncio, contextlib, sys
 
 @contextlib.asynccontextmanager
 async def serving():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = FREE_PORT
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cluster.linkproxy", "--host", "127.0.0.1", "--port", str(port)
     )
@@ -147,6 +147,6 @@ async def serving():
     finally:
         process.terminate()
         await process.wait()
-"""
+""".replace("FREE_PORT", str(free_port()))
     )
     run(copy, program)
