@@ -70,6 +70,15 @@ HEADER_PROFILE: Final = "x-brownout-profile"
 HEADER_TOOL: Final = "x-brownout-tool"
 """What became of the tool call: ``ok``, ``deadline``, ``error`` (absent when none was asked for)."""
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
+"""``false`` with an error for which a retry would only add load."""
+HEADER_PRIORITY: Final = "x-brownout-priority"
+"""Optional, client to gateway: ``critical_plus``, ``critical`` (the default), ``sheddable_plus``, ``sheddable``."""
+HEADER_TENANT: Final = "x-brownout-tenant"
+"""Optional, client to gateway: whose fair share the call takes."""
+HEADER_CLASS: Final = "x-brownout-class"
+"""Optional, client to gateway: the class of work, which decides how far down the ladder it may go."""
+HEADER_RUNG: Final = "x-brownout-rung"
+"""The rung of the ladder at which the call was answered; ``full`` when nothing was taken away."""
 
 # --- types of errors in the OpenAI error shape -----------------------------------------------------------
 
@@ -82,6 +91,11 @@ ERROR_NO_REPLICA: Final = "no_replica"
 ERROR_TIMEOUT: Final = "timeout"
 """A deadline or a time-out of the gateway ran out."""
 ERROR_TOOL: Final = "tool_failed"
+ERROR_NOT_RESUMABLE: Final = "not_resumable"
+"""A stream was cut, and what it asks for is not proven to go on identically."""
+ERROR_QUOTA: Final = "quota_exceeded"
+"""The tenant's own share is used up (429); everybody else's causes are 503."""
+ERROR_BREAKER: Final = "breaker_open"
 ERROR_INVALID: Final = "invalid_request_error"
 
 # --- profiles and policies -------------------------------------------------------------------------------

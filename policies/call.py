@@ -12,30 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from policies.clock import Deadline, SystemClock
 from policies.fleet import Replica
-from policies.progress import Progress
+from policies.priority import Priority
+from policies.progress import Listener, Progress
 from policies.work import Work
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _CLOCK = SystemClock()
+FULL: Final = "full"
+"""The rung of a call of which nothing was taken away."""
 
 
 @dataclass(slots=True)
 class Delivery:
     """What has become of a call so far; the one thing that all copies of a call share.
 
-    ``started`` says that part of the answer has reached the client: after that, a retry would repeat output.
-    ``attempts`` and ``replica`` are the latest attempt's number and replica name.
+    ``started`` says that part of the answer has reached the client: after that, a retry would repeat output,
+    and only a resume may go on. ``attempts`` and ``replica`` are the latest attempt's number and replica name,
+    ``resumes`` how often the stream was continued, ``rung`` where on the ladder the call is answered, and
+    ``wasted_tokens`` what was generated or prefilled for it and had to be done again.
     """
 
     started: bool = False
     attempts: int = 0
     replica: str = ""
+    resumes: int = 0
+    rung: str = FULL
+    wasted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,29 @@ class Attempt:
     avoid: tuple[Replica, ...] = ()
     replica: Replica | None = None
     progress: Progress = field(default_factory=lambda: Progress(_CLOCK))
+    listener: Listener | None = None
+    """Told of this attempt's progress too, after the accounts; what it raises ends the attempt."""
+
+
+class Resumable(Protocol):
+    """Knows how to go on with an answer that was cut; made by whoever reads the answer."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Return why the rest could differ from what was lost; None when it is proven that it cannot."""
+        ...
+
+    def continued(self, call: Call) -> Call:
+        """Return the call for the rest: its work, and a payload that starts from the tokens already sent."""
+        ...
+
+
+class Degradable(Protocol):
+    """Knows how to make less of a call; made by whoever knows what the payload means."""
+
+    def at(self, call: Call, rung: str) -> Call | None:
+        """Return the call as it is asked at that rung of the ladder; None when the rung changes nothing for it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +84,8 @@ class Call:
     """What a client wants, and under which conditions.
 
     ``idempotent`` says that doing it twice has no effect beyond doing it once; ``payload`` is opaque to the
-    policies.
+    policies. ``tenant`` is whose share it takes, ``service_class`` names the kind of work that it is (it decides
+    how far down the ladder the call may go).
     """
 
     request_id: str
@@ -63,6 +95,11 @@ class Call:
     payload: Any = None
     delivery: Delivery = field(default_factory=Delivery)
     attempt: Attempt | None = None
+    priority: Priority = Priority.CRITICAL
+    tenant: str = ""
+    service_class: str = ""
+    resumable: Resumable | None = None
+    degradable: Degradable | None = None
 
     def trying(self, attempt: Attempt) -> Call:
         """Return the same call with that attempt."""

@@ -22,6 +22,7 @@ from policies.events import (
     Refused,
 )
 from policies.fleet import Fleet, Replica
+from policies.observe import AttemptObserver, ObservedAttempt
 from policies.outlier import OutlierDetection
 from policies.progress import Progress, Reached
 from policies.rates import Rates
@@ -42,6 +43,7 @@ class Dispatch:
         clock: Clock,
         sink: EventSink,
         outlier: OutlierDetection | None = None,
+        observers: Sequence[AttemptObserver] = (),
         retry_after_s: float = 2.0,
     ) -> None:
         self._fleet = fleet
@@ -52,6 +54,7 @@ class Dispatch:
         self._sink = sink
         self._outlier = outlier
         self._silence = Silence(clock)
+        self._observers = tuple(observers)
         self._retry_after_s = retry_after_s
 
     def rotation(self) -> Sequence[Replica]:
@@ -114,55 +117,108 @@ class Dispatch:
 
     async def _attempt(self, call: Call, attempt: Attempt, reservation: Reservation, inner: Handler[T]) -> T:
         replica = reservation.replica
-        watch = _Watch(self, call.request_id, attempt.number, reservation)
-        progress = Progress(self._clock, watch.progressed)
+        watch = _Watch(self, call, attempt, reservation)
+        record = watch.record
         names = (call.request_id, attempt.number, replica.name)
-        outcome, failure = "cancelled", ""
+        failure: AttemptError | None = None
+        record.outcome = "cancelled"
         self._sink.emit(AttemptStarted(*names))
+        for observer in self._observers:
+            observer.started(record)
         try:
-            answer = await inner(call.trying(replace(attempt, replica=replica, progress=progress)))
-            outcome = "ok"
+            async with watch.scope:
+                answer = await inner(call.trying(replace(attempt, replica=replica, progress=record.progress)))
+                watch._over = True
+            record.outcome = "ok"
         except AttemptError as error:
-            outcome, failure = "failed", type(error).__name__
-            error.replica = replica
-            error.attempts = attempt.number
-            if self._outlier is not None:
-                self._outlier.failed(replica, error)
+            failure = error
             raise
+        except TimeoutError:
+            if watch.aborted is None:
+                raise
+            failure = watch.aborted
+            raise failure from None
         finally:
-            watch.ended()
-            self._sink.emit(AttemptEnded(*names, outcome, failure))
-        if self._outlier is not None:
-            self._outlier.succeeded(replica)
+            if failure is not None:
+                record.outcome = "failed"
+                failure.replica, failure.attempts = replica, attempt.number
+            self._ended(watch, record, failure)
+            name = "" if failure is None else type(failure).__name__
+            self._sink.emit(AttemptEnded(*names, record.outcome, name))
         return answer
+
+    def _ended(self, watch: _Watch, record: ObservedAttempt, failure: AttemptError | None) -> None:
+        watch.ended()
+        if self._outlier is not None and failure is not None:
+            self._outlier.failed(record.replica, failure)
+        if self._outlier is not None and record.outcome == "ok":
+            self._outlier.succeeded(record.replica)
+        for observer in self._observers:
+            observer.ended(record, failure)
 
 
 class _Watch:
-    """Follows the progress of one attempt into the accounts and the events."""
+    """Follows the progress of one attempt into the accounts, the events and the record that observers see."""
 
-    __slots__ = ("_dispatch", "_free_slot", "_names", "_number", "_reservation", "_started_at")
+    __slots__ = (
+        "_dispatch",
+        "_listener",
+        "_names",
+        "_number",
+        "_over",
+        "_reservation",
+        "aborted",
+        "record",
+        "scope",
+    )
 
-    def __init__(self, dispatch: Dispatch, request_id: str, number: int, reservation: Reservation) -> None:
+    def __init__(self, dispatch: Dispatch, call: Call, attempt: Attempt, reservation: Reservation) -> None:
+        replica, work = reservation.replica, reservation.work
         self._dispatch = dispatch
         self._reservation = reservation
-        self._names = (request_id, number, reservation.replica.name)
-        self._started_at = dispatch._clock.now()
-        self._number = dispatch._silence.sent(reservation.replica)
-        ahead = dispatch._ledger.at(reservation.replica)
-        self._free_slot = ahead.sequences <= dispatch._rates.slots
-        self._free_slot = self._free_slot and ahead.prompt_tokens == reservation.work.prompt_tokens
+        self._listener = attempt.listener
+        self._names = (call.request_id, attempt.number, replica.name)
+        self._number = dispatch._silence.sent(replica)
+        self.aborted: AttemptError | None = None
+        self._over = False
+        self.scope = dispatch._clock.timeout(None)
+        ahead = dispatch._ledger.at(replica)
+        progress = Progress(dispatch._clock, self.progressed)
+        self.record = ObservedAttempt(
+            call.request_id,
+            attempt.number,
+            replica,
+            work,
+            progress,
+            progress.started_at,
+            free_slot=ahead.sequences <= dispatch._rates.slots and ahead.prompt_tokens == work.prompt_tokens,
+            abort=self.abort,
+        )
 
     def progressed(self, reached: Reached, tokens: int) -> None:
+        dispatch, record = self._dispatch, self.record
         if tokens:
             self._reservation.tokens(tokens)
+            record.tokens += tokens
         if reached is Reached.HEADERS:
-            self._dispatch._silence.over(self._reservation.replica, self._number, headers=True)
-            self._dispatch._sink.emit(AttemptHeaders(*self._names))
+            dispatch._silence.over(record.replica, self._number, headers=True)
+            dispatch._sink.emit(AttemptHeaders(*self._names))
         elif reached is Reached.FIRST_TOKEN:
-            after_s = self._dispatch._clock.now() - self._started_at
-            if self._free_slot:
-                self._dispatch._rates.first_token(self._reservation.work.prompt_tokens, after_s)
-            self._dispatch._sink.emit(AttemptFirstToken(*self._names, after_s))
+            record.first_token_at = record.progress.last_at
+            after_s = record.first_token_at - record.started_at
+            if record.free_slot:
+                dispatch._rates.first_token(record.work.prompt_tokens, after_s)
+            dispatch._sink.emit(AttemptFirstToken(*self._names, after_s))
+            for observer in dispatch._observers:
+                observer.first_token(record)
+        if self._listener is not None:
+            self._listener(reached, tokens)
+
+    def abort(self, error: AttemptError) -> None:
+        if self.aborted is None and not self._over:
+            self.aborted = error
+            self.scope.reschedule(self._dispatch._clock.now())
 
     def ended(self) -> None:
-        self._dispatch._silence.over(self._reservation.replica, self._number, headers=False)
+        self._over = True
+        self._dispatch._silence.over(self.record.replica, self._number, headers=False)

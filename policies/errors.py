@@ -5,11 +5,17 @@
     PolicyError
     ├── CallRefused             nothing was sent to any replica
     │   ├── Overloaded              the first token would come too late
+    │   ├── QueueFull               no room to wait in
+    │   ├── WaitedTooLong           the wait for a permit came to an end without one
+    │   ├── QuotaExceeded           the caller's own share is used up (the only 429)
+    │   ├── BreakerOpen             what it needs has been failing
     │   └── NoReplica               nobody is there to ask
     ├── DeadlineExceeded        the caller no longer waits
     ├── AttemptError            one attempt on one replica failed; `reached` says how far it had got
     │   ├── ReplicaLost             refused, closed, cut, or ended without an end
     │   ├── AttemptTimeout          silent for too long
+    │   │   └── EngineStalled           no token on any stream of the replica
+    │   ├── NotResumable            cut in mid-stream, and the rest could differ from what was lost
     │   ├── ReplicaFailed           it answered with an error of its own (5xx)
     │   ├── ReplicaBusy             it has no room now (429, 503): says nothing about its health
     │   └── CallRejected            it found the call itself wrong (other 4xx): repeating cannot help
@@ -49,6 +55,30 @@ class Overloaded(CallRefused):
     def __init__(self, message: str, *, retry_after_s: float, predicted_s: float) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.predicted_s = predicted_s
+
+
+class QueueFull(CallRefused):
+    """As many calls wait as may."""
+
+    reason: ClassVar[str] = "queue_full"
+
+
+class WaitedTooLong(CallRefused):
+    """The call waited for a permit as long as it may."""
+
+    reason: ClassVar[str] = "queue_timeout"
+
+
+class QuotaExceeded(CallRefused):
+    """The tenant has used its own share; others are not short of anything."""
+
+    reason: ClassVar[str] = "quota"
+
+
+class BreakerOpen(CallRefused):
+    """What the call needs has been failing and is left alone for a while."""
+
+    reason: ClassVar[str] = "breaker_open"
 
 
 class NoReplica(CallRefused):
@@ -93,6 +123,21 @@ class ReplicaLost(AttemptError):
 
 class AttemptTimeout(AttemptError):
     """No headers, no first token, or no further token within the time allowed for it."""
+
+
+class EngineStalled(AttemptTimeout):
+    """The replica takes calls and answers its health check, but no token comes on any of its streams."""
+
+
+class NotResumable(AttemptError):
+    """The stream was cut and must not be continued; ``why`` says what could come out differently."""
+
+    retryable: ClassVar[bool] = False
+    counts_against_replica: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, why: str, reached: Reached = Reached.MID_STREAM) -> None:
+        super().__init__(message, reached=reached)
+        self.why = why
 
 
 class ReplicaFailed(AttemptError):

@@ -81,6 +81,74 @@ class RetrySuppressed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """A stream goes on in attempt ``attempt``, after ``at_token`` tokens that the client has already."""
+
+    event: ClassVar[str] = "resumed"
+    request_id: str
+    attempt: int
+    at_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hedged(Event):
+    """A second attempt was sent beside the first, which has been silent for ``after_s``."""
+
+    event: ClassVar[str] = "hedged"
+    request_id: str
+    attempt: int
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(Event):
+    """A call got its permit after ``waited_s`` in the queue (0 when it did not wait)."""
+
+    event: ClassVar[str] = "admitted"
+    request_id: str
+    priority: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChanged(Event):
+    """The adaptive limit of a replica was lowered (or has recovered) to ``limit`` sequences."""
+
+    event: ClassVar[str] = "limit"
+    replica: str
+    limit: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded(Event):
+    """A call is answered at a lower rung of the ladder."""
+
+    event: ClassVar[str] = "degraded"
+    request_id: str
+    rung: str
+
+
+@dataclass(frozen=True, slots=True)
+class LevelChanged(Event):
+    """The ladder as a whole moved: ``level`` rungs are in use, 0 is full service."""
+
+    event: ClassVar[str] = "level"
+    level: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerChanged(Event):
+    """A breaker is now ``closed``, ``open`` or ``half_open``."""
+
+    event: ClassVar[str] = "breaker"
+    name: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ejected(Event):
     """A replica was taken out of rotation for ``for_s``."""
 

@@ -12,25 +12,21 @@ line to ``STAGES``; its name is then known to the gateway, to ``--without`` and 
 from __future__ import annotations
 
 import difflib
-import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Generic
 
-from policies.admission import EarlyRejection
-from policies.backoff import FullJitter
 from policies.balance import Balancer, LeastWork, RoundRobin
 from policies.call import Call, Handler, Policy, T, compose
-from policies.clock import Clock, SystemClock
 from policies.dispatch import Dispatch
-from policies.events import EventSink, NullSink
-from policies.fleet import Fleet, Replica
-from policies.outlier import OutlierDetection, OutlierSettings
-from policies.rates import Rates
+from policies.early_rejection import EarlyRejection
+from policies.fleet import Replica
+from policies.observe import AttemptObserver
+from policies.outlier import OutlierDetection
+from policies.parts import Parts, ProfileSettings, Stage, Surroundings
 from policies.retry import Retry
-from policies.retry_budget import BudgetSettings, RetryBudget
-from policies.timeouts import AttemptTimeouts, DeadlineGuard, TimeoutSettings
-from policies.work import WorkLedger
+from policies.retry_budget import RetryBudget
+from policies.timeouts import AttemptTimeouts, DeadlineGuard
 
 
 class UnknownName(ValueError):
@@ -40,38 +36,6 @@ class UnknownName(ValueError):
         names = tuple(known)
         self.nearest = tuple(difflib.get_close_matches(given, names, n=3, cutoff=0.4)) or names
         super().__init__(f"unknown {kind} {given!r}: did you mean {', '.join(self.nearest)}?")
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileSettings:
-    """Every knob of every policy; durations in seconds."""
-
-    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
-    max_attempts: int = 3
-    backoff: FullJitter = field(default_factory=FullJitter)
-    budget: BudgetSettings = field(default_factory=BudgetSettings)
-    outlier: OutlierSettings = field(default_factory=OutlierSettings)
-    ttft_objective_s: float = 5.0
-    tool_deadline_s: float = 1.0
-    default_deadline_s: float = 60.0
-    no_replica_retry_after_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_objective_s", "tool_deadline_s", "default_deadline_s", "no_replica_retry_after_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be over 0")
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a pipeline shares with its successors: the fleet, the accounts of work, and the learned rates."""
-
-    fleet: Fleet
-    ledger: WorkLedger
-    rates: Rates
-    clock: Clock = field(default_factory=SystemClock)
-    rng: random.Random = field(default_factory=random.Random)
-    sink: EventSink = field(default_factory=NullSink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +59,6 @@ class Pipeline(Generic[T]):
     def rotation(self) -> Sequence[Replica]:
         """Return the replicas that get new attempts now."""
         return self.dispatch.rotation()
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the maker of a policy can build it from."""
-
-    around: Surroundings
-    knobs: ProfileSettings
-    active: tuple[str, ...]
-    """Names of the policies that are on."""
-    rotation: Callable[[], Sequence[Replica]]
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A policy with a place in the pipeline: its name, and what makes it."""
-
-    name: str
-    make: Callable[[Parts], Policy]
 
 
 def _early_rejection(parts: Parts) -> Policy:
@@ -200,6 +145,7 @@ def build(
     if "ejection" in active:
         outlier = OutlierDetection(around.fleet, clock=clock, settings=knobs.outlier, rng=rng, sink=sink)
     balancer: Balancer = LeastWork(around.ledger, around.rates) if "least_work" in active else RoundRobin()
+    observers: list[AttemptObserver] = []
     dispatch = Dispatch(
         around.fleet,
         balancer,
@@ -208,6 +154,7 @@ def build(
         clock=clock,
         sink=sink,
         outlier=outlier,
+        observers=observers,
         retry_after_s=knobs.no_replica_retry_after_s,
     )
 

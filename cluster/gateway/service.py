@@ -24,7 +24,8 @@ from cluster.settings import Settings
 from policies.clock import SystemClock
 from policies.events import Fanout
 from policies.fleet import Fleet
-from policies.profiles import Pipeline, ProfileSettings, Surroundings, UnknownName, build
+from policies.parts import ProfileSettings, Surroundings
+from policies.profiles import Pipeline, UnknownName, build
 from policies.rates import RatePriors, Rates
 from policies.timeouts import TimeoutSettings
 from policies.work import OutputEstimator, WorkLedger

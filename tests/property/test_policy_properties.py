@@ -17,7 +17,8 @@ from policies.errors import AttemptError, CallRejected, PolicyError, ReplicaBusy
 from policies.events import AttemptEnded, AttemptStarted, RetryScheduled
 from policies.fleet import Fleet, Replica
 from policies.outlier import OutlierDetection
-from policies.profiles import ProfileSettings, Surroundings, build
+from policies.parts import ProfileSettings, Surroundings
+from policies.profiles import build
 from policies.rates import LineFit, Rates
 from policies.retry_budget import BudgetSettings, Hold, RetryBudget
 from policies.work import Work, WorkLedger

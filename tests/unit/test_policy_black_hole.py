@@ -13,7 +13,8 @@ import pytest
 
 from policies.call import Call
 from policies.fleet import Fleet, Replica
-from policies.profiles import Surroundings, build
+from policies.parts import Surroundings
+from policies.profiles import build
 from policies.rates import Rates
 from policies.work import Work, WorkLedger
 from tests.fakes.policy_bench import CLOCK, Remembering, call

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from policies.admission import EarlyRejection
 from policies.balance import Balancer, LeastWork, RoundRobin
 from policies.call import Attempt, Call, compose
 from policies.dispatch import Dispatch
+from policies.early_rejection import EarlyRejection
 from policies.errors import NoReplica, Overloaded, ReplicaLost
 from policies.events import AttemptEnded, AttemptFirstToken, AttemptHeaders, AttemptStarted, Refused
 from policies.fleet import Fleet, Replica

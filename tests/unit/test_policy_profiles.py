@@ -12,21 +12,13 @@ import pytest
 
 import policies
 from cluster import public
-from policies.admission import EarlyRejection
 from policies.call import Call, PassThrough, compose
+from policies.early_rejection import EarlyRejection
 from policies.errors import AttemptTimeout, DeadlineExceeded, Overloaded, ReplicaLost
 from policies.events import NullSink
 from policies.fleet import Fleet, Replica
-from policies.profiles import (
-    POLICIES,
-    PROFILES,
-    Pipeline,
-    ProfileSettings,
-    Surroundings,
-    UnknownName,
-    active_policies,
-    build,
-)
+from policies.parts import ProfileSettings, Surroundings
+from policies.profiles import POLICIES, PROFILES, Pipeline, UnknownName, active_policies, build
 from policies.rates import Rates
 from policies.work import Work, WorkLedger
 from tests.fakes.policy_bench import CLOCK, Remembering, Script, call

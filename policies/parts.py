@@ -1,0 +1,69 @@
+"""What the policies of a pipeline are built from: their surroundings, their knobs, and the shape of a stage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from policies.backoff import FullJitter
+from policies.call import Policy
+from policies.clock import Clock, SystemClock
+from policies.events import EventSink, NullSink
+from policies.fleet import Fleet, Replica
+from policies.outlier import OutlierSettings
+from policies.rates import Rates
+from policies.retry_budget import BudgetSettings
+from policies.timeouts import TimeoutSettings
+from policies.work import WorkLedger
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """Every knob of every policy; durations in seconds."""
+
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    max_attempts: int = 3
+    backoff: FullJitter = field(default_factory=FullJitter)
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
+    outlier: OutlierSettings = field(default_factory=OutlierSettings)
+    ttft_objective_s: float = 5.0
+    tool_deadline_s: float = 1.0
+    default_deadline_s: float = 60.0
+    no_replica_retry_after_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_objective_s", "tool_deadline_s", "default_deadline_s", "no_replica_retry_after_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be over 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a pipeline shares with its successors: the fleet, the accounts of work, and the learned rates."""
+
+    fleet: Fleet
+    ledger: WorkLedger
+    rates: Rates
+    clock: Clock = field(default_factory=SystemClock)
+    rng: random.Random = field(default_factory=random.Random)
+    sink: EventSink = field(default_factory=NullSink)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the maker of a policy can build it from."""
+
+    around: Surroundings
+    knobs: ProfileSettings
+    active: tuple[str, ...]
+    """Names of the policies that are on."""
+    rotation: Callable[[], Sequence[Replica]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A policy with a place in the pipeline: its name, and what makes it."""
+
+    name: str
+    make: Callable[[Parts], Policy]
