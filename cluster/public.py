@@ -102,6 +102,8 @@ ERROR_INVALID: Final = "invalid_request_error"
 
 POLICIES: Final = profiles.POLICIES
 """What the profile ``resilient`` is made of; each can be switched off by name (``--without``)."""
+PROTECTS: Final = profiles.PROTECTS
+"""Policy to one line: what it protects from."""
 PROFILES: Final = tuple(profiles.PROFILES)
 
 # --- metrics of the gateway (Prometheus names) -----------------------------------------------------------

@@ -63,7 +63,8 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A policy with a place in the pipeline: its name, and what makes it."""
+    """A policy with a place in the pipeline: its name, what makes it, and in one line what it protects from."""
 
     name: str
     make: Callable[[Parts], Policy]
+    protects: str

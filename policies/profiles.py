@@ -93,17 +93,28 @@ DISPATCH: Final = "dispatch"
 """The stage that is always there: stages before it see a call once, stages after it each attempt."""
 
 STAGES: Final[tuple[Stage | str, ...]] = (
-    Stage("early_rejection", _early_rejection),
-    Stage("retry", _retry),
+    Stage("early_rejection", _early_rejection, "answers that would come too late to be of use to anybody"),
+    Stage("retry", _retry, "the loss of one replica, as far as nothing was delivered yet"),
     DISPATCH,
-    Stage("timeouts", _timeouts),
+    Stage("timeouts", _timeouts, "a replica that takes a call and then says nothing"),
 )
 """Outermost first."""
 
-INSIDE: Final = ("retry_budget", "ejection", "least_work", "tool_deadline")
-"""Policies that are no stage of their own: they are part of retry, of dispatch, or of the phase before generation."""
+INSIDE: Final[dict[str, str]] = {
+    "retry_budget": "retries that keep the fleet overloaded after its cause has gone",
+    "ejection": "a replica that fails again and again and would be asked again and again",
+    "least_work": "long prompts that pile up at one replica while another idles",
+    "tool_deadline": "a tool that hangs and holds its callers for as long as they stay",
+}
+"""Policies that are no stage of their own, with what each protects from: they are part of retry, of dispatch, or of
+the phase before generation."""
 
 POLICIES: Final = (*(stage.name for stage in STAGES if isinstance(stage, Stage)), *INSIDE)
+PROTECTS: Final[dict[str, str]] = {
+    **{stage.name: stage.protects for stage in STAGES if isinstance(stage, Stage)},
+    **INSIDE,
+}
+"""Policy to the one line that ``brownout profiles`` prints about it."""
 PROFILES: Final[dict[str, tuple[str, ...]]] = {"naive": (), "resilient": POLICIES}
 """Profile to the policies that are on in it."""
 
