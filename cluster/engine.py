@@ -42,7 +42,9 @@ _MODULES: Final = (
     "vllm.v1.executor.uniproc_executor",
     "vllm.model_executor.models.llama",
 )
-_CPU_MODULES: Final = ("vllm.v1.attention.backends.cpu_attn", "cluster.paced_worker")
+_CPU_MODULES: Final = ("vllm.v1.attention.backends.cpu_attn", "cluster.paced_worker", "cluster.logits")
+_CPU_ARGUMENTS: Final = ("--logits-processors=cluster.logits:PositionKeyed",)
+"""On accelerators vLLM has another model runner, whose processors have another interface."""
 _LOW_PRIORITY: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -103,7 +105,9 @@ async def start(settings: Settings) -> tuple[AsyncLLM, FastAPI]:
             "field 'pace' has value 'on', but this vLLM is built for an accelerator, which has a pace of its own: "
             "set it to 'off' (BROWNOUT_PACE=off)"
         )
-    options = make_arg_parser(FlexibleArgumentParser()).parse_args(command_line)
+    options = make_arg_parser(FlexibleArgumentParser()).parse_args(
+        [*command_line, *(_CPU_ARGUMENTS if on_cpu else ())]
+    )
     # Compiling takes longer than a small machine gains by it, and needs a C++ compiler.
     options.enforce_eager = options.enforce_eager or on_cpu
     config = AsyncEngineArgs.from_cli_args(options).create_engine_config()
