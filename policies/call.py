@@ -75,7 +75,10 @@ class Degradable(Protocol):
     """Knows how to make less of a call; made by whoever knows what the payload means."""
 
     def at(self, call: Call, rung: str) -> Call | None:
-        """Return the call as it is asked at that rung of the ladder; None when the rung changes nothing for it."""
+        """Return the call with what that rung takes away; None when the rung changes nothing for it.
+
+        The call that is given has been through the rungs above it, so that each rung includes those.
+        """
         ...
 
 
@@ -83,9 +86,9 @@ class Degradable(Protocol):
 class Call:
     """What a client wants, and under which conditions.
 
-    ``idempotent`` says that doing it twice has no effect beyond doing it once; ``payload`` is opaque to the
-    policies. ``tenant`` is whose share it takes, ``service_class`` names the kind of work that it is (it decides
-    how far down the ladder the call may go).
+    ``idempotent`` says that doing it twice has no effect beyond doing it once, ``tools`` that its answer may
+    make somebody act; ``payload`` is opaque to the policies. ``tenant`` is whose share it takes, ``service_class``
+    names the kind of work that it is (it decides how far down the ladder the call may go).
     """
 
     request_id: str
@@ -100,6 +103,7 @@ class Call:
     service_class: str = ""
     resumable: Resumable | None = None
     degradable: Degradable | None = None
+    tools: bool = False
 
     def trying(self, attempt: Attempt) -> Call:
         """Return the same call with that attempt."""

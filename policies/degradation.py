@@ -1,0 +1,141 @@
+"""Answers less of a call before it refuses the call: the degradation ladder.
+
+A short answer now is worth more than a full one that comes too late, and more than none. So calls start at the
+rung that the pressure on the service dictates, as far as their kind allows, and a call that is refused there is
+tried once at each rung further down before its caller is told no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from policies.call import FULL, Call, Handler, T
+from policies.clock import Clock, SystemClock
+from policies.errors import CallRefused, Overloaded, QueueFull, WaitedTooLong
+from policies.events import Degraded, EventSink, LevelChanged, NullSink
+from policies.ladder import BY_PRIORITY, REFUSE, RUNGS, ClassRungs, Ladder, LadderSettings, depth
+from policies.pressure import NoPressure, Pressure
+from policies.work import Work
+
+HELPED: Final = (Overloaded, QueueFull, WaitedTooLong)
+"""Refusals that a lesser call may escape; nobody's quota, breaker or missing replica is mended by asking for less."""
+REFUSALS: Final = "refusals"
+_CALM: Final = "calm"
+
+Entitled = Callable[[Call, str], bool]
+"""Whether a call may be answered at a rung; asked anew at each rung, right before it is used."""
+
+
+def everyone(call: Call, rung: str) -> bool:
+    """Let everybody to every rung that the kind of call allows."""
+    return True
+
+
+class Degradation:
+    """The ladder around a handler.
+
+    Args:
+        pressure: what the level goes by, besides refusals.
+        classes: limits by ``call.service_class``; a class that is not in it goes by the call's priority.
+        priorities: limits by priority.
+        entitled: asked before each rung; ``False`` skips it.
+        handlers: who answers at a rung instead of the handler below (another model, a cache).
+    """
+
+    def __init__(
+        self,
+        settings: LadderSettings | None = None,
+        *,
+        pressure: Pressure | None = None,
+        classes: Mapping[str, ClassRungs] | None = None,
+        priorities: Mapping[Any, ClassRungs] = BY_PRIORITY,
+        entitled: Entitled = everyone,
+        handlers: Mapping[str, Handler[Any]] | None = None,
+        clock: Clock | None = None,
+        sink: EventSink | None = None,
+    ) -> None:
+        self._settings = settings or LadderSettings()
+        self._ladder = Ladder(clock or SystemClock(), self._settings)
+        self._pressure = pressure or NoPressure()
+        self._classes = dict(classes or {})
+        self._priorities = dict(priorities)
+        self._entitled = entitled
+        self._handlers = dict(handlers or {})
+        self._sink = sink or NullSink()
+
+    @property
+    def level(self) -> int:
+        """Return the present level; 0 is full service."""
+        return self._ladder.level
+
+    def limits(self, call: Call) -> ClassRungs:
+        """Return between which rungs the call may be answered."""
+        return self._classes.get(call.service_class) or self._priorities[call.priority]
+
+    def would_start_at(self, call: Call, rung: str) -> bool:
+        """Tell whether a call of this kind would at present start at that rung or below it.
+
+        For what is done before the pipeline, such as asking a tool that the call can do without.
+        """
+        self._watch(*self._pressure.read())
+        return depth(rung) <= self._start(call) and self._entitled(call, rung)
+
+    async def __call__(self, call: Call, inner: Handler[T], /) -> T:
+        """Answer the call, at the best rung at which it is not refused.
+
+        Raises:
+            CallRefused: the refusal at the last rung that it may be tried at.
+        """
+        self._watch(*self._pressure.read())
+        delivery = call.delivery
+        refusal: CallRefused | None = None
+        for rung, lesser in self._descent(call):
+            handler: Handler[T] = self._handlers.get(rung, inner)
+            if refusal is None:
+                self._pressure.served(call.work, lesser.work if handler is inner else Work())
+            if rung != FULL:
+                self._sink.emit(Degraded(call.request_id, rung))
+            delivery.rung = rung
+            try:
+                return await handler(lesser)
+            except HELPED as error:
+                self._watch(self._settings.down_at, REFUSALS)
+                refusal = error
+                if delivery.started:
+                    break
+            except CallRefused:
+                delivery.rung = REFUSE
+                raise
+        assert refusal is not None
+        delivery.rung = REFUSE
+        raise refusal
+
+    def _start(self, call: Call) -> int:
+        return max(self.limits(call).at(self._ladder.level), depth(call.delivery.rung))
+
+    def _descent(self, call: Call) -> Iterator[tuple[str, Call]]:
+        """Yield the call as it is asked first, and then at each lower rung that takes something more away."""
+        start, lowest = self._start(call), depth(self.limits(call).lowest)
+        rung, lesser = call.delivery.rung, call
+        for name in RUNGS[1 : start + 1]:
+            smaller = self._at(lesser, name)
+            if smaller is not None:
+                rung, lesser = max(rung, name, key=depth), smaller
+        yield rung, lesser
+        for name in RUNGS[start + 1 : lowest + 1]:
+            smaller = self._at(lesser, name)
+            if smaller is not None:
+                lesser = smaller
+                yield name, lesser
+
+    def _at(self, call: Call, rung: str) -> Call | None:
+        if call.degradable is None or not self._entitled(call, rung):
+            return None
+        return call.degradable.at(call, rung)
+
+    def _watch(self, pressure: float, source: str) -> None:
+        before = self._ladder.level
+        level = self._ladder.observe(pressure)
+        if level != before:
+            self._sink.emit(LevelChanged(level, source if level > before else _CALM))
