@@ -59,15 +59,36 @@ class Attempt:
 
 
 class Resumable(Protocol):
-    """Knows how to go on with an answer that was cut; made by whoever reads the answer."""
+    """Knows how to go on with an answer that was cut; made by whoever reads the answer.
+
+    :class:`policies.resume.Transcript` is the account of tokens that most implementations need.
+    """
 
     @property
     def refusal(self) -> str | None:
         """Return why the rest could differ from what was lost; None when it is proven that it cannot."""
         ...
 
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens of output have been received, by all attempts together."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether every token is there, so that only the proper end of the answer was lost."""
+        ...
+
     def continued(self, call: Call) -> Call:
-        """Return the call for the rest: its work, and a payload that starts from the tokens already sent."""
+        """Return the call for the rest: its work, and a payload that starts from the tokens already there."""
+        ...
+
+    def forget(self) -> None:
+        """Forget every token: the answer starts again from its beginning."""
+        ...
+
+    async def end(self, call: Call) -> Any:
+        """Give a complete answer its end, and return what the handler would have returned."""
         ...
 
 

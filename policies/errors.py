@@ -20,7 +20,8 @@
     │   ├── ReplicaBusy             it has no room now (429, 503): says nothing about its health
     │   └── CallRejected            it found the call itself wrong (other 4xx): repeating cannot help
     └── ToolError               the tool phase before generation failed
-        └── ToolDeadline            the tool did not answer in time; whether it acted is unknown
+        ├── ToolDeadline            the tool did not answer in time; whether it acted is unknown
+        └── ToolRejected            the tool found the call itself wrong, and did not act
 
 ``AttemptError.reached`` is one of no headers, headers, first token, mid-stream (:class:`Reached`).
 """
@@ -174,3 +175,7 @@ class ToolDeadline(ToolError):
     """The tool did not answer in time; it may or may not have acted."""
 
     outcome: ClassVar[str] = "deadline"
+
+
+class ToolRejected(ToolError):
+    """The tool answered that the call itself is wrong; it is well, and it has not acted."""

@@ -72,7 +72,7 @@ class RetryScheduled(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetrySuppressed(Event):
-    """A retry would have been possible. ``reason`` is budget, deadline, replica or attempts."""
+    """A retry would have been possible. ``reason`` is budget, deadline, replica, attempts or resumes."""
 
     event: ClassVar[str] = "retry_suppressed"
     request_id: str
@@ -88,6 +88,16 @@ class Resumed(Event):
     request_id: str
     attempt: int
     at_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wasted(Event):
+    """Tokens that have to be computed a second time: ``prefill`` read again, ``decode`` generated and lost."""
+
+    event: ClassVar[str] = "wasted"
+    request_id: str
+    prefill: int
+    decode: int
 
 
 @dataclass(frozen=True, slots=True)
