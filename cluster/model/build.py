@@ -13,18 +13,39 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import tokenizers
 
 from cluster.model import tokenizer
-from cluster.model.weights import Architecture, safetensors
+from cluster.model.shape import SMALL, Architecture
 
 MODEL_SHA256: Final = "e9265bfec17f0493193ee3e5f2284e55f6345bb236f62e6415f3b2d772ee5bb1"
 """Hash of the whole model (:func:`digest`); a build with other bytes is refused."""
+SMALL_SHA256: Final = "b76e0850d0a6c296cf2b5b093bef3ad3fe67f0861edaa02109842c165763b14d"
+"""Of the second, smaller one."""
 
 _BUILT_WITH: Final = "tokenizers 0.23"
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A model that can be built: its shape, and the hash that the result must have."""
+
+    name: str
+    shape: Architecture
+    sha256: str
+
+    @property
+    def folder(self) -> str:
+        """Return the name of its folder in the cache."""
+        return f"{self.name}-{self.sha256[:12]}"
+
+
+FULL_MODEL: Final = Pinned("model", Architecture(), MODEL_SHA256)
+SMALL_MODEL: Final = Pinned("small-model", SMALL, SMALL_SHA256)
 
 
 class ModelBuildError(RuntimeError):
@@ -33,6 +54,8 @@ class ModelBuildError(RuntimeError):
 
 def contents(shape: Architecture | None = None) -> dict[str, bytes]:
     """Return the model's files by name; a pure function of the code and the training text."""
+    from cluster.model.weights import safetensors  # numpy: only who builds needs it
+
     shape = shape or Architecture()
     files = tokenizer.files(tokenizer.training_text(), shape.vocabulary)
     end_id, pad_id = tokenizer.SPECIAL.index(tokenizer.END), tokenizer.SPECIAL.index(tokenizer.PAD)
@@ -52,27 +75,27 @@ def digest(files: dict[str, bytes]) -> str:
 
 
 def is_whole(folder: Path, expected: str = MODEL_SHA256) -> bool:
-    """Tell whether the folder holds exactly the expected files (reads all of them, about 8 MB)."""
+    """Tell whether the folder holds exactly the expected files (reads all of them, at most 8 MB)."""
     try:
         return digest({path.name: path.read_bytes() for path in folder.iterdir()}) == expected
     except OSError:
         return False
 
 
-def ensure(cache: Path) -> Path:
+def ensure(cache: Path, model: Pinned = FULL_MODEL) -> Path:
     """Return the model's folder below ``cache``; build it first when it is missing or damaged.
 
     Raises:
         ModelBuildError: the cache cannot be written, or the build gave other bytes than are pinned.
     """
-    folder = cache / f"model-{MODEL_SHA256[:12]}"
-    if is_whole(folder):
+    folder = cache / model.folder
+    if is_whole(folder, model.sha256):
         return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / f"{folder.name}.lock"):
-            if not is_whole(folder):
-                _install(contents(), folder)
+            if not is_whole(folder, model.sha256):
+                _install(contents(model.shape), folder, model.sha256)
     except OSError as error:
         raise ModelBuildError(
             f"cannot write to {cache} ({error.strerror}); set cache_dir (BROWNOUT_CACHE_DIR) to a folder "
@@ -81,11 +104,11 @@ def ensure(cache: Path) -> Path:
     return folder
 
 
-def _install(files: dict[str, bytes], folder: Path) -> None:
+def _install(files: dict[str, bytes], folder: Path, expected: str) -> None:
     built = digest(files)
-    if built != MODEL_SHA256:
+    if built != expected:
         raise ModelBuildError(
-            f"the built model has hash {built[:12]}, expected {MODEL_SHA256[:12]}: the training text was "
+            f"the built model has hash {built[:12]}, expected {expected[:12]}: the training text was "
             f"changed, or tokenizers {tokenizers.__version__} trains otherwise than {_BUILT_WITH}; "
             "install the pinned versions"
         )

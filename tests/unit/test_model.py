@@ -13,7 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from cluster.model import ModelBuildError, build, ensure, tokenizer
-from cluster.model.weights import Architecture, normal, to_bfloat16
+from cluster.model.build import FULL_MODEL, SMALL_MODEL
+from cluster.model.shape import SMALL, Architecture
+from cluster.model.weights import normal, to_bfloat16
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,29 @@ def trained(files: dict[str, bytes]) -> Tokenizer:
 
 def test_bytes_are_those_that_are_pinned(files: dict[str, bytes]) -> None:
     assert build.digest(files) == build.MODEL_SHA256
+
+
+def test_second_model_is_pinned_too_and_reads_text_in_the_same_way(files: dict[str, bytes]) -> None:
+    small = build.contents(SMALL)
+    assert build.digest(small) == build.SMALL_SHA256
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert small[name] == files[name]
+    ours, theirs = (json.loads(one["config.json"]) for one in (small, files))
+    assert ours["max_position_embeddings"] == theirs["max_position_embeddings"]
+    assert len(small["model.safetensors"]) < len(files["model.safetensors"]) / 4
+
+
+def test_both_models_live_side_by_side(tmp_path: Path) -> None:
+    full, small = ensure(tmp_path), ensure(tmp_path, SMALL_MODEL)
+    assert full.name == FULL_MODEL.folder != small.name
+    assert build.is_whole(full)
+    assert build.is_whole(small, build.SMALL_SHA256)
+    assert not build.is_whole(small)
+
+
+def test_cache_of_keys_and_values_is_as_large_as_the_engine_says() -> None:
+    assert 48 * 1024 * 1024 // Architecture().kv_bytes_per_token == 12_288
+    assert SMALL.kv_bytes_per_token == 1024
 
 
 def test_another_process_builds_the_same_bytes(files: dict[str, bytes]) -> None:
@@ -91,7 +116,7 @@ def test_first_start_builds_and_second_finds(tmp_path: Path, monkeypatch: pytest
     folder = ensure(tmp_path)
     assert build.is_whole(folder)
     assert folder.name == f"model-{build.MODEL_SHA256[:12]}"
-    monkeypatch.setattr(build, "contents", lambda: pytest.fail("built twice"))
+    monkeypatch.setattr(build, "contents", lambda shape: pytest.fail("built twice"))
     assert ensure(tmp_path) == folder
 
 
@@ -116,9 +141,9 @@ def test_builders_at_the_same_time_build_once(tmp_path: Path, monkeypatch: pytes
     installed: list[Path] = []
     install = build._install
 
-    def counted(files: dict[str, bytes], folder: Path) -> None:
+    def counted(files: dict[str, bytes], folder: Path, expected: str) -> None:
         installed.append(folder)
-        install(files, folder)
+        install(files, folder, expected)
 
     monkeypatch.setattr(build, "_install", counted)
     found: list[Path] = []
@@ -138,7 +163,7 @@ def test_nothing_is_left_beside_the_model(tmp_path: Path) -> None:
 
 
 def test_other_bytes_are_refused_and_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "contents", lambda: {"config.json": b"{}"})
+    monkeypatch.setattr(build, "contents", lambda shape: {"config.json": b"{}"})
     with pytest.raises(ModelBuildError, match="install the pinned versions"):
         ensure(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
