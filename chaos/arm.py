@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chaos.admin import AdminError
@@ -19,6 +19,7 @@ from chaos.faults import FaultContext
 from chaos.history import CallRecord, CheckRecord, FaultRecord, HistoryWriter, PhaseRecord, Record
 from chaos.load.client import LoadClient
 from chaos.load.plan import Plan
+from chaos.load.surge import Surge
 from chaos.progress import Progress
 from chaos.recovery import Finding, all_serving, no_leftovers, no_toxic, nothing_in_flight
 from chaos.signals import SignalSampler
@@ -50,6 +51,9 @@ class ArmRun:
     history: HistoryWriter
     outcomes: Counter[str] = field(default_factory=Counter)
 
+    def __post_init__(self) -> None:
+        self._surge = Surge(self.plan.rate_per_s, self.plan.extra_per_s)
+
     def _write(self, record: Record) -> None:
         self.history.write(record)
 
@@ -77,20 +81,26 @@ class ArmRun:
         events = EventCopier(admin, name, self._write)
         await events.begin()
         before = {link.name for link in await admin.replica_links()}
-        strike = Strike(self.context, self.experiment, name, self.seed, self.undo, self.bounds, self._write)
+        context = replace(self.context, surge=self._surge)
+        strike = Strike(context, self.experiment, name, self.seed, self.undo, self.bounds, self._write)
         start_at = time.time() + LEAD_S
         without = f" without {', '.join(self.arm.without)}" if self.arm.without else ""
+        calls = self.plan.calls_of(fault=self.arm.fault)
         self.progress.say(
-            f"arm {name}: {len(self.plan.calls)} calls in {self.plan.duration_s:.0f} s, profile "
+            f"arm {name}: {len(calls)} calls in {self.plan.duration_s:.0f} s, profile "
             f"{self.arm.profile}{without}"
         )
         async with _background(SignalSampler(admin, name, self._write).run(), events.run()):
             prefix = f"{self.run_id}-{name}"
-            load = asyncio.create_task(self.client.run(self.plan.calls, name, start_at, prefix, self._called))
+            load = asyncio.create_task(
+                self.client.run(calls, name, start_at, prefix, self._called, self._surge)
+            )
             try:
                 await self._phases(start_at, strike)
+                self._surge.close()
                 await load
             finally:
+                self._surge.close()
                 load.cancel()
                 await asyncio.gather(load, return_exceptions=True)
             said = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())

@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from chaos.experiment import Arm, Experiment, FaultPlan, Load, Objective, Phases
+from chaos.experiment import Arm, CallClass, Experiment, FaultPlan, Load, Objective, Phases, Role, Sign
 from chaos.history import (
     CalibrationRecord,
     CallRecord,
@@ -24,8 +24,8 @@ from chaos.history import (
     RunRecord,
     SignalRecord,
 )
+from cluster.public import replica_label
 
-Role = Literal["control", "naive", "resilient"]
 _T = TypeVar("_T")
 
 
@@ -66,9 +66,7 @@ class ArmEvidence:
     @property
     def role(self) -> Role:
         """What the arm is for, from what it does and not from its name."""
-        if not self.arm.fault:
-            return "control"
-        return "naive" if self.arm.profile == "naive" else "resilient"
+        return self.arm.role or "control"
 
     @property
     def start_at(self) -> float | None:
@@ -80,6 +78,14 @@ class ArmEvidence:
     def step(self, step: str) -> FaultRecord | None:
         """Return the first fault record of that step, or None."""
         return next((record for record in self.faults if record.step == step), None)
+
+    def reached(self, step: str) -> frozenset[tuple[str, str]]:
+        """Return (kind, label of the target) of the faults that have come to that step, and well."""
+        return frozenset(
+            (record.kind, replica_label(record.target))
+            for record in self.faults
+            if record.step == step and record.detail.get("ok") is not False
+        )
 
     @property
     def struck_at(self) -> float | None:
@@ -171,10 +177,13 @@ def experiment_from(raw: Mapping[str, Any]) -> Experiment:
     """
     try:
         values = dict(raw)
-        values["load"] = _only_known(Load, raw["load"])
+        load = dict(raw["load"])
+        load["classes"] = [_only_known(CallClass, one) for one in load.get("classes") or ()]
+        values["load"] = _only_known(Load, load)
         values["phases"] = _only_known(Phases, raw.get("phases", {}))
         values["faults"] = [_only_known(FaultPlan, fault) for fault in raw["faults"]]
         values["objectives"] = [_only_known(Objective, objective) for objective in raw["objectives"]]
+        values["signs"] = [_only_known(Sign, sign) for sign in raw.get("signs") or ()]
         if "arms" in raw:
             values["arms"] = [_only_known(Arm, arm) for arm in raw["arms"]]
         return _only_known(Experiment, values)

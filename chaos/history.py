@@ -42,6 +42,10 @@ class CalibrationRecord:
     duration_s: float
     calls: int
     arm: str = ""
+    measured_at: float = 0.0
+    """When; 0 in a history that does not say so."""
+    shared_from: str = ""
+    """The run that measured it, on the very same cluster, when that is not this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,12 @@ class CallRecord:
     replica: str = ""
     attempts: int = 0
     tool: str = ""
+    call_class: str = ""
+    """The class of the load's mix; empty where the load is of one kind."""
+    surge: bool = False
+    """Whether a burst added it: such calls are sent only in arms with the fault."""
+    rung: str = ""
+    """The rung of the ladder at which it was answered, as the gateway said; empty when it said nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,8 @@ class SignalRecord:
     retry_rate: float | None = None
     headroom: float | None = None
     live_replicas: float | None = None
+    preemptions: float | None = None
+    """Sequences thrown out of a batch for want of cache, by all replicas since they started."""
 
 
 @dataclass(frozen=True, slots=True)

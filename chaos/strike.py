@@ -19,7 +19,7 @@ from chaos.experiment import Experiment, FaultPlan
 from chaos.faults import FAULTS, Fault, FaultContext
 from chaos.faults.force import InForce
 from chaos.history import CheckRecord, FaultRecord, Record
-from chaos.load.plan import choose_target
+from chaos.load.plan import choose_targets
 from chaos.names import require
 from chaos.undo import UndoLog
 from chaos.waiting import sleep_until
@@ -51,40 +51,45 @@ class Strike:
     struck: list[Struck] = field(default_factory=list)
     _held: list[InForce] = field(default_factory=list)
 
-    async def resolve(self) -> list[Fault]:
-        """Find the target of every fault.
+    async def resolve(self) -> list[tuple[FaultPlan, Fault]]:
+        """Find the targets of every fault, each with its plan.
 
         Raises:
             UnknownName, FaultError, SubstrateError: one cannot be injected at all.
         """
-        found: list[Fault] = []
-        links = await self.context.admin.links()
-        labels = [link.label for link in links]
-        for plan in self.experiment.faults:
+        found: list[tuple[FaultPlan, Fault]] = []
+        for plan, target in await self._targets():
             kind = FAULTS[require("fault", plan.kind, FAULTS)]
-            target = choose_target(plan.target, labels, self.seed)
             async with asyncio.timeout(self.bounds.resolve_s):
-                found.append(await kind.resolve(self.context, target, plan.settings))
+                found.append((plan, await kind.resolve(self.context, target, plan.settings)))
         return found
+
+    async def _targets(self) -> list[tuple[FaultPlan, str]]:
+        labels = [link.label for link in await self.context.admin.links()]
+        return [
+            (plan, target)
+            for plan in self.experiment.faults
+            for target in choose_targets(plan.target, labels, self.seed, every=plan.every)
+        ]
 
     async def announce(self, at: float, offset_s: float, *, injected: bool) -> None:
         """Write when the faults are due; in the control arm too, where nothing will happen then."""
-        labels = [link.label for link in await self.context.admin.links()]
-        for plan in self.experiment.faults:
+        for plan, target in await self._targets():
             detail = {"offset_s": offset_s, "when": plan.when, "settings": plan.settings, "planned": injected}
-            target = choose_target(plan.target, labels, self.seed)
             self.sink(FaultRecord(self.arm, plan.kind, target, "scheduled", at, detail))
 
     @contextlib.asynccontextmanager
-    async def in_force(self, faults: list[Fault], scheduled_at: float) -> AsyncIterator[None]:
+    async def in_force(
+        self, faults: list[tuple[FaultPlan, Fault]], scheduled_at: float
+    ) -> AsyncIterator[None]:
         """From ``scheduled_at`` on strike each fault as its condition holds; take all back after the block."""
         async with contextlib.AsyncExitStack() as stack:
             limit_s = self.experiment.phases.hold_s + self.bounds.fault_limit_s
-            for fault in faults:
+            for _, fault in faults:
                 held = InForce(fault, self.undo, self.context.substrate.name, limit_s)
                 self._held.append(await stack.enter_async_context(held))
             await sleep_until(scheduled_at)
-            for plan, held in zip(self.experiment.faults, self._held, strict=True):
+            for (plan, _), held in zip(faults, self._held, strict=True):
                 await self._strike(plan, held)
             yield
             await self._take_back()
@@ -126,18 +131,20 @@ class Strike:
         return None
 
     async def verify(self, bound_s: float) -> None:
-        """Prove each fault that was struck, within ``bound_s``."""
-        for struck in self.struck:
-            try:
-                async with asyncio.timeout(bound_s):
-                    proof = await struck.fault.verify()
-            except (RuntimeError, TimeoutError, OSError) as error:
-                self._unknown("fault_verified", {"error": f"{type(error).__name__}: {error}"})
-                continue
-            if proof.ok:
-                self._step(struck.fault, "verified", time.time(), {**proof.detail, "ok": True})
-            else:
-                self._unknown("fault_verified", {"kind": struck.plan.kind, **proof.detail})
+        """Prove each fault that was struck, all at once, within ``bound_s``."""
+        await asyncio.gather(*(self._verify(struck, bound_s) for struck in self.struck))
+
+    async def _verify(self, struck: Struck, bound_s: float) -> None:
+        try:
+            async with asyncio.timeout(bound_s):
+                proof = await struck.fault.verify()
+        except (RuntimeError, TimeoutError, OSError) as error:
+            self._unknown("fault_verified", {"error": f"{type(error).__name__}: {error}"})
+            return
+        if proof.ok:
+            self._step(struck.fault, "verified", time.time(), {**proof.detail, "ok": True})
+        else:
+            self._unknown("fault_verified", {"kind": struck.plan.kind, **proof.detail})
 
     async def _take_back(self) -> None:
         for held in self._held:

@@ -70,6 +70,18 @@ class Substrate(Protocol):
         """See to it that a replacement comes (start the container; nothing where Serve does it). Safe twice."""
         ...
 
+    async def freeze(self, replica: ReplicaHandle) -> None:
+        """Stop its engine (SIGSTOP) and leave its HTTP server as it is. Returns when the signal is sent."""
+        ...
+
+    async def is_frozen(self, replica: ReplicaHandle) -> bool:
+        """Tell, from outside the serving path, whether that very engine is stopped."""
+        ...
+
+    async def thaw(self, replica: ReplicaHandle) -> None:
+        """Let a stopped engine go on. Safe twice, when it was never stopped, and when it is gone."""
+        ...
+
     async def leftovers(self) -> list[str]:
         """Return what an experiment must not leave: extra processes or containers, in words."""
         ...

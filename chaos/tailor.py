@@ -23,7 +23,7 @@ def tailored(experiment: Experiment, *, arms: Sequence[str] = (), without: Seque
     for policy in without:
         require("policy", policy, POLICIES)
     chosen = [arm for arm in experiment.arms if not arms or arm.name in arms]
-    lacking = [arm for arm in chosen if arm.fault and arm.profile != "naive"]
+    lacking = [arm for arm in chosen if arm.role == "resilient"]
     if without and not lacking:
         raise UnknownName(
             f"--without {' '.join(without)} needs an arm with the fault and the policies; chosen are: "

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from chaos.faults.base import BlastRadius, Fault, FaultContext, FaultError, Proof
+from chaos.faults.burst import Burst
+from chaos.faults.freeze_replica import FreezeReplica
 from chaos.faults.kill_replica import KillReplica
 from chaos.faults.latency import Latency
 from chaos.faults.noop import Noop
@@ -15,6 +17,8 @@ __all__ = ["FAULTS", "BlastRadius", "Fault", "FaultContext", "FaultError", "Proo
 FAULTS: Final[Mapping[str, type[Fault]]] = {
     "noop": Noop,
     "kill_replica": KillReplica,
+    "freeze_replica": FreezeReplica,
     "latency": Latency,
+    "burst": Burst,
 }
 """By the name that scenarios use."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from chaos.admin import Admin
+from chaos.load.surge import Surge
 from chaos.names import require
 from chaos.substrate import Endpoints, Substrate
 
@@ -30,6 +31,8 @@ class FaultContext:
     substrate: Substrate
     endpoints: Endpoints
     admin: Admin
+    surge: Surge = field(default_factory=Surge)
+    """The gate of the arm's extra arrivals, for faults that are load."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Answer:
     replica: str = ""
     attempts: int = 0
     tool: str = ""
+    rung: str = ""
 
     @property
     def text_sha(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -19,8 +20,18 @@ from chaos.history import CallRecord
 from chaos.load.answer import Answer
 from chaos.load.plan import PlannedCall
 from chaos.load.prompts import Ask
+from chaos.load.surge import Surge
 from chaos.waiting import sleep_until
-from cluster.public import HEADER_ATTEMPTS, HEADER_REPLICA, HEADER_REQUEST_ID, HEADER_TOOL
+from cluster.public import (
+    HEADER_ATTEMPTS,
+    HEADER_CLASS,
+    HEADER_PRIORITY,
+    HEADER_REPLICA,
+    HEADER_REQUEST_ID,
+    HEADER_RUNG,
+    HEADER_TENANT,
+    HEADER_TOOL,
+)
 
 PATH = "/v1/chat/completions"
 
@@ -43,11 +54,24 @@ def request_body(asked: Ask, model: str) -> dict[str, Any]:
     return body
 
 
+def request_headers(asked: Ask, request_id: str) -> dict[str, str]:
+    """Return the headers of a call: its id, and what its class says of it."""
+    headers = {HEADER_REQUEST_ID: request_id}
+    if asked.call_class is not None:
+        told = {
+            HEADER_PRIORITY: asked.call_class.priority,
+            HEADER_TENANT: asked.call_class.tenant,
+            HEADER_CLASS: asked.call_class.service_class,
+        }
+        headers |= {name: value for name, value in told.items() if value}
+    return headers
+
+
 class LoadClient:
     """Carries out planned calls against an OpenAI-compatible root URL (without ``/v1``).
 
     Args:
-        deadline_s: seconds after its scheduled time at which a call is given up.
+        deadline_s: seconds after its scheduled time at which a call is given up, unless its class says another.
     """
 
     def __init__(self, base_url: str, model: str, deadline_s: float) -> None:
@@ -74,19 +98,33 @@ class LoadClient:
         start_at: float,
         request_prefix: str,
         sink: Callable[[CallRecord], None],
+        surge: Surge | None = None,
     ) -> None:
         """Send every call at ``start_at`` plus its offset; returns when all have ended, in bounded time.
 
-        ``sink`` gets one record a call, in the order in which they end.
+        ``sink`` gets one record a call, in the order in which they end. Calls of a surge are sent while ``surge`` is
+        open: one that was due a moment before it opened is sent then, and none any more when it is closed.
         """
 
         async def one(call: PlannedCall, scheduled_at: float) -> None:
             request_id = f"{request_prefix}-{call.n:05d}"
-            sink(await self.call(call.ask, arm, call.n, call.offset_s, scheduled_at, request_id))
+            record = await self.call(call.ask, arm, call.n, call.offset_s, scheduled_at, request_id)
+            sink(replace(record, surge=True) if call.surge else record)
+
+        async def added(group: asyncio.TaskGroup, gate: Surge) -> None:
+            for call in (call for call in calls if call.surge):
+                scheduled_at = start_at + call.offset_s
+                await sleep_until(scheduled_at)
+                if not await gate.opened():
+                    return
+                gate.sent += 1
+                group.create_task(one(call, scheduled_at))
 
         try:
             async with asyncio.TaskGroup() as group:
-                for call in calls:
+                if surge is not None:
+                    group.create_task(added(group, surge))
+                for call in (call for call in calls if not call.surge):
                     scheduled_at = start_at + call.offset_s
                     await sleep_until(scheduled_at)
                     group.create_task(one(call, scheduled_at))
@@ -100,8 +138,9 @@ class LoadClient:
         answer = Answer()
         sent_at = time.time()
         late = False
+        deadline_s = asked.call_class.client_deadline_s if asked.call_class else self._deadline_s
         try:
-            async with asyncio.timeout(max(0.0, scheduled_at + self._deadline_s - sent_at)):
+            async with asyncio.timeout(max(0.0, scheduled_at + deadline_s - sent_at)):
                 await self._exchange(asked, request_id, answer)
         except TimeoutError:
             late = True
@@ -138,12 +177,14 @@ class LoadClient:
             replica=answer.replica,
             attempts=answer.attempts,
             tool=answer.tool,
+            call_class=asked.call_class.name if asked.call_class else "",
+            rung=answer.rung,
         )
 
     async def _exchange(self, asked: Ask, request_id: str, answer: Answer) -> None:
         if self._session is None:
             raise RuntimeError("LoadClient is used outside 'async with'")
-        headers = {HEADER_REQUEST_ID: request_id}
+        headers = request_headers(asked, request_id)
         body = request_body(asked, self._model)
         async with self._session.post(self._url, json=body, headers=headers) as response:
             answer.headers_at = time.time()
@@ -151,6 +192,7 @@ class LoadClient:
             answer.retry_after = "retry-after" in response.headers
             answer.replica = response.headers.get(HEADER_REPLICA, "")
             answer.tool = response.headers.get(HEADER_TOOL, "")
+            answer.rung = response.headers.get(HEADER_RUNG, "")
             attempts = response.headers.get(HEADER_ATTEMPTS, "")
             answer.attempts = int(attempts) if attempts.isdigit() else 0
             if asked.stream and response.status == 200:

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.experiment import Load
+from chaos.experiment import CallClass, Load
 
 _TEXT: Final = (
     "account advice after against analyst answer application audit auditor backlog before behind bill "
@@ -36,12 +36,16 @@ TEMPLATE_TOKENS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one call asks for; lengths in tokens. ``tool_symbol`` is empty when no tool is asked for."""
+    """What one call asks for; lengths in tokens. ``tool_symbol`` is empty when no tool is asked for.
+
+    ``call_class`` is None where the load is of one kind.
+    """
 
     prompt: str
     max_tokens: int
     stream: bool
     tool_symbol: str = ""
+    call_class: CallClass | None = None
 
     @property
     def sha(self) -> str:
@@ -55,16 +59,27 @@ def text_of(tokens: int, draws: random.Random) -> str:
     return " ".join(draws.choice(WORDS) for _ in range(count))
 
 
-def ask(load: Load, seed: int | str, n: int) -> Ask:
+def class_of(load: Load, seed: int | str, n: int, *, surge: bool = False) -> CallClass | None:
+    """Return the class of call ``n``, drawn by the shares (of a surge, when the call is one of its); None without."""
+    if not load.classes:
+        return None
+    shares = [one.of_a_surge if surge else one.share for one in load.classes]
+    return random.Random(f"{seed}/class/{n}").choices(load.classes, shares)[0]
+
+
+def ask(load: Load, seed: int | str, n: int, *, surge: bool = False) -> Ask:
     """Return what call ``n`` of a seed asks, with lengths and kind drawn as ``load`` says."""
+    call_class = class_of(load, seed, n, surge=surge)
+    drawn_as = call_class or load
     draws = random.Random(f"{seed}/call/{n}")
-    prompt_tokens = draws.randint(*load.prompt_tokens)
-    max_tokens = draws.randint(*load.output_tokens)
-    stream = draws.random() < load.stream_share
+    prompt_tokens = draws.randint(*drawn_as.prompt_tokens)
+    max_tokens = draws.randint(*drawn_as.output_tokens)
+    stream = draws.random() < drawn_as.stream_share
     symbol = draws.choice(SYMBOLS)
     return Ask(
         prompt=text_of(prompt_tokens, draws),
         max_tokens=max_tokens,
         stream=stream,
         tool_symbol=symbol if load.tool else "",
+        call_class=call_class,
     )

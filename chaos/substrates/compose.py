@@ -105,6 +105,15 @@ class ComposeSubstrate:
     async def restore(self, replica: ReplicaHandle) -> None:
         await self._ask(lambda held: held.start(replica.handle))
 
+    async def freeze(self, replica: ReplicaHandle) -> None:
+        await self._ask(lambda held: held.signal_engine(replica.handle, "STOP"))
+
+    async def is_frozen(self, replica: ReplicaHandle) -> bool:
+        return bool(await self._ask(lambda held: held.engine_is_stopped(replica.handle)))
+
+    async def thaw(self, replica: ReplicaHandle) -> None:
+        await self._ask(lambda held: held.signal_engine(replica.handle, "CONT"))
+
     async def leftovers(self) -> list[str]:
         return list(await self._ask(lambda held: list(held.ended_badly())))
 

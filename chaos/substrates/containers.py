@@ -7,12 +7,33 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from chaos.substrate import SubstrateError
+from chaos.substrates.processes import REPLICA_TITLE
 
 T = TypeVar("T")
 LABEL_PROJECT = "com.docker.compose.project"
 LABEL_SERVICE = "com.docker.compose.service"
 LABEL_ONE_OFF = "com.docker.compose.oneoff"
 ENGINE_TIMEOUT_S = 20
+ENGINE_PROGRAM = """
+import os, signal, sys
+processes = {}
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        title = open(f"/proc/{pid}/cmdline").read().replace(chr(0), " ")
+        state, parent = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:2]
+    except OSError:
+        continue
+    processes[int(pid)] = (title, int(parent), state)
+def of_replica(pid):
+    return pid in processes and sys.argv[2] in processes[pid][0]
+heads = {pid for pid in processes if of_replica(pid) and not of_replica(processes[pid][1])}
+for pid, (title, parent, state) in processes.items():
+    if parent in heads and state != "Z":
+        if sys.argv[1] != "none":
+            os.kill(pid, getattr(signal, "SIG" + sys.argv[1]))
+        print(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0])
+"""
+"""Run inside a replica's container: the engine is what runs below the replica's own process, the HTTP server."""
 
 
 class Containers:
@@ -122,6 +143,40 @@ class Containers:
             return
         if found.status != "running":
             found.start()
+
+    def signal_engine(self, container: str, name: str) -> None:
+        """Send a signal to the engine inside a replica's container, from inside: its pids are the container's own.
+
+        A container that is gone has no engine to let go on; there SIGCONT does nothing.
+
+        Raises:
+            SubstrateError: there is no engine in it.
+        """
+        if name == "CONT" and not self.runs(container):
+            return
+        states = self._engine_states(container, name)
+        if not states and name != "CONT":
+            raise SubstrateError(
+                f"container {container[:12]} has no engine process; is its replica starting?"
+            )
+
+    def engine_is_stopped(self, container: str) -> bool:
+        """Tell whether every process of the engine inside a container is held by a signal."""
+        states = self._engine_states(container, "none")
+        return bool(states) and set(states) == {"T"}
+
+    def _engine_states(self, container: str, name: str) -> list[str]:
+        """Return the states of the engine's processes, as the kernel writes them, after a signal (or ``none``)."""
+        found = (
+            self.client()
+            .containers.get(container)
+            .exec_run(["python3", "-c", ENGINE_PROGRAM, name, REPLICA_TITLE])
+        )
+        if found.exit_code != 0:
+            raise SubstrateError(
+                f"container {container[:12]}: its engine cannot be found: {found.output[-300:].decode()}"
+            )
+        return str(found.output.decode()).split()
 
     def ended_badly(self) -> Iterator[str]:
         """Yield, in words, containers that ended with an error. One that has done its work ends with 0."""

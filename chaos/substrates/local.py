@@ -14,13 +14,24 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from chaos.admin import Admin, AdminError
 from chaos.substrate import Endpoints, NotRunningError, ReplicaHandle, SubstrateError
 from chaos.substrates.command import run_command
-from chaos.substrates.processes import alive, family, leftovers, listeners, replica_heads, resume, stop
+from chaos.substrates.processes import (
+    alive,
+    family,
+    go_on,
+    leftovers,
+    listeners,
+    replica_heads,
+    resume,
+    stop,
+    stopped,
+)
 from cluster.public import ClusterState, default_run_dir
 
 UP_TIMEOUT_S = 360.0
@@ -102,6 +113,23 @@ class LocalSubstrate:
         await self._let_go()
         await asyncio.to_thread(resume, self._run_dir)
 
+    async def freeze(self, replica: ReplicaHandle) -> None:
+        engine = list(_engine(replica))
+        if not engine:
+            raise SubstrateError(
+                f"{replica.link} has no engine process that could be frozen; is it starting?"
+            )
+        for pid in engine:
+            stop(pid)
+
+    async def is_frozen(self, replica: ReplicaHandle) -> bool:
+        engine = list(_engine(replica))
+        return bool(engine) and all(stopped(pid) for pid in engine)
+
+    async def thaw(self, replica: ReplicaHandle) -> None:
+        for pid in _engine(replica):
+            go_on(pid)
+
     async def _hold_successors(self, known: set[int]) -> None:
         """Hold the process of every replica that is started from now on, so that the lost one stays lost.
 
@@ -145,6 +173,11 @@ class LocalSubstrate:
     async def _cluster(self, command: str, timeout_s: float) -> None:
         env = {**os.environ, "BROWNOUT_RUN_DIR": str(self._run_dir)}
         await run_command([sys.executable, "-m", "cluster.local", command], timeout_s, env=env)
+
+
+def _engine(replica: ReplicaHandle) -> Iterator[int]:
+    """Yield what runs below the replica's own process, which is the HTTP server: its engine."""
+    return (pid for pid, created_at in _members(replica)[1:] if alive(pid, created_at))
 
 
 def _members(replica: ReplicaHandle) -> list[tuple[int, float]]:

@@ -86,6 +86,20 @@ def stop(pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
+def go_on(pid: int) -> None:
+    """Let a process go on that :func:`stop` held; does nothing to one that was not held."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def stopped(pid: int) -> bool:
+    """Tell whether a process is held by a signal."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def resume(run_dir: Path) -> list[int]:
     """Let every held replica process of the cluster go on, and return their pids."""
     held = []

@@ -28,6 +28,11 @@ class FakeReplica:
     link: str
     died: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
+    thawed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not set while its engine is frozen."""
+
+    def __post_init__(self) -> None:
+        self.thawed.set()
 
     @property
     def label(self) -> str:
@@ -51,6 +56,7 @@ class FakeCluster:
     """Whether a toxic on link ``tool`` is felt."""
     holds: bool = True
     """Whether a wait for a condition may succeed."""
+    preemptions: int = 0
 
     def __post_init__(self) -> None:
         self.listed: list[FakeReplica] = []
@@ -60,12 +66,15 @@ class FakeCluster:
         self.attempts: dict[tuple[str, int], dict[str, Any]] = {}
         self.toxics: dict[str, list[dict[str, Any]]] = {"client": [], "tool": []}
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.calls = 0
         self.ended = 0
         self.upstreams: dict[str, str] = {}
         """Other upstreams than the cluster's own address, by link."""
         self.url = ""
         self.tool_listen = ""
+        self.doors: list[str] = []
+        """Where each slot's replica is reached over its own link, as host:port."""
         self._incarnation = itertools.count(1)
         self._turn = itertools.count()
         self._changed = asyncio.Condition()
@@ -115,7 +124,9 @@ class FakeCluster:
 
     def _choose(self, tried: list[FakeReplica]) -> FakeReplica | None:
         naive = self.profile["profile"] == "naive"
-        candidates = [r for r in self.listed if naive or (r not in tried and not r.died.is_set())]
+        candidates = [
+            r for r in self.listed if naive or (r not in tried and not r.died.is_set() and r.thawed.is_set())
+        ]
         if not candidates:
             return None
         if naive:
@@ -131,6 +142,7 @@ class FakeCluster:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.headers.append(dict(request.headers))
         request_id = request.headers.get("x-request-id", "?")
         self.calls += 1
         try:
@@ -185,10 +197,13 @@ class FakeCluster:
         self._event("attempt_ended", request_id=key[0], attempt=key[1], outcome=outcome, error="")
 
     async def _alive_for(self, replica: FakeReplica, duration_s: float) -> bool:
+        """Wait for a step of the engine; with the policies off, for as long as the engine is frozen."""
         try:
             async with asyncio.timeout(duration_s):
                 await replica.died.wait()
         except TimeoutError:
+            if self.profile["profile"] == "naive":
+                await replica.thawed.wait()
             return True
         return False
 
@@ -292,6 +307,7 @@ class FakeCluster:
             "brownout_retries_total 0\n# TYPE brownout_queue_depth gauge\n"
             f"brownout_queue_depth {self.calls}\n# TYPE brownout_live_replicas gauge\n"
             f"brownout_live_replicas {len(self.listed)}\n"
+            f"# TYPE brownout_in_flight gauge\nbrownout_in_flight {self.calls}\n"
         )
         return web.Response(text=page)
 
@@ -305,7 +321,8 @@ class FakeCluster:
         ]
         for replica in self.listed:
             link = {"name": replica.link, "label": replica.label, "kind": "replica"}
-            found.append({**link, "listen": host, "upstream": self.upstreams.get(replica.link, host)})
+            door = self.doors[int(replica.label.removeprefix(REPLICA_LABEL_PREFIX))]
+            found.append({**link, "listen": door, "upstream": self.upstreams.get(replica.link, host)})
         return web.json_response({"version": len(self.events), "links": found})
 
     async def replica_metrics(self, request: web.Request) -> web.Response:
@@ -317,6 +334,7 @@ class FakeCluster:
             f"# TYPE vllm:num_requests_waiting gauge\n"
             f"vllm:num_requests_waiting {max(0, replica.running - self.slots)}\n"
             f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc 0.25\n"
+            f"# TYPE vllm:num_preemptions_total counter\nvllm:num_preemptions_total {self.preemptions}\n"
         )
         return web.Response(text=page)
 
@@ -354,9 +372,36 @@ class FakeCluster:
             await asyncio.sleep(sum(t["attributes"].get("latency", 0) for t in self.toxics["tool"]) / 1000)
         return web.Response(text="ok")
 
+    def _door(self, slot: int) -> web.Application:
+        """What is behind the link of a slot's replica: its own HTTP server, which answers whatever its engine does."""
+
+        async def felt() -> FakeReplica | None:
+            replica = self.replica(f"{REPLICA_LABEL_PREFIX}{slot}")
+            toxics = self.toxics.get(replica.link, []) if replica else []
+            await asyncio.sleep(sum(t["attributes"].get("latency", 0) for t in toxics) / 1000)
+            return replica
+
+        async def health(request: web.Request) -> web.Response:
+            replica = await felt()
+            return web.Response(status=503 if replica is None or replica.died.is_set() else 200)
+
+        async def completions(request: web.Request) -> web.StreamResponse:
+            replica = await felt()
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            if replica is not None:
+                await replica.thawed.wait()
+                await response.write(b'data: {"choices": [{"text": "x"}]}\n\ndata: [DONE]\n\n')
+            return response
+
+        app = web.Application()
+        app.router.add_get("/health", health)
+        app.router.add_post("/v1/completions", completions)
+        return app
+
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[FakeCluster]:
-        """Listen on two free ports of loopback until the block ends."""
+        """Listen on free ports of loopback until the block ends."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.completions)
         app.router.add_get("/v1/models", self.models)
@@ -374,13 +419,15 @@ class FakeCluster:
         app.router.add_delete("/proxies/{name}/toxics/{toxic}", self.remove_toxic)
         tool = web.Application()
         tool.router.add_get("/health", self.tool_health)
-        runners = [web.AppRunner(a, access_log=None, shutdown_timeout=0.1) for a in (app, tool)]
+        doors = [self._door(slot) for slot in range(self.replicas_wanted)]
+        runners = [web.AppRunner(a, access_log=None, shutdown_timeout=0.1) for a in (app, tool, *doors)]
         for runner in runners:
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", 0).start()
         addresses = [runner.addresses[0] for runner in runners]
         self.url = f"http://127.0.0.1:{addresses[0][1]}"
         self.tool_listen = f"127.0.0.1:{addresses[1][1]}"
+        self.doors = [f"127.0.0.1:{port}" for _, port in addresses[2:]]
         try:
             yield self
         finally:
@@ -426,6 +473,20 @@ class FakeSubstrate:
     async def restore(self, replica: ReplicaHandle) -> None:
         self.asked.append(f"restore {replica.link}")
         self.cluster.restore(replica.label)
+
+    async def freeze(self, replica: ReplicaHandle) -> None:
+        self.asked.append(f"freeze {replica.link}")
+        if not self.immortal and (found := self.cluster.replica(replica.link)):
+            found.thawed.clear()
+
+    async def is_frozen(self, replica: ReplicaHandle) -> bool:
+        found = self.cluster.replica(replica.link)
+        return found is not None and not found.thawed.is_set()
+
+    async def thaw(self, replica: ReplicaHandle) -> None:
+        self.asked.append(f"thaw {replica.link}")
+        if found := self.cluster.replica(replica.link):
+            found.thawed.set()
 
     async def leftovers(self) -> list[str]:
         return list(self.left)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
+import psutil
 import pytest
 
 from chaos.substrate import Endpoints, NotRunningError, SubstrateError
@@ -24,6 +28,7 @@ class FakeContainer:
     exit_code: int = 0
     project: str = "lab"
     one_off: bool = False
+    title: str = "replica-of-no-process"
 
     @property
     def name(self) -> str:
@@ -51,6 +56,15 @@ class FakeContainer:
 
     def start(self) -> None:
         self.status = "running"
+
+    def exec_run(self, command: list[str]) -> Any:
+        """Run it here; the title by which a replica is told is this container's own, so that none of ours is met."""
+        python, option, program, name, title = command
+        assert (python, option, title) == ("python3", "-c", "ServeReplica:llm")
+        done = subprocess.run(
+            [sys.executable, option, program, name, self.title], capture_output=True, check=False
+        )
+        return SimpleNamespace(exit_code=done.returncode, output=done.stdout + done.stderr)
 
 
 @dataclass
@@ -144,6 +158,48 @@ async def test_a_container_that_was_removed_is_dead_and_needs_no_bringing_back(
         first
     )  # it raised, and the undo entry of a killed run blocked every later command
     assert await substrate.is_dead(first)
+
+
+def replica_with_engine(title: str) -> tuple[subprocess.Popen[str], int]:
+    """As in a container: the engine is a child of the replica's process, and may bear its title. Returns its pid."""
+    child = "import sys; print('up', flush=True); sys.stdin.read()"
+    parent = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]], "
+        "stdin=subprocess.PIPE, stdout=subprocess.PIPE); child.stdout.readline(); "
+        "print(child.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", parent, title, child]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+async def test_freezing_stops_what_runs_below_the_replicas_process_in_its_container(
+    substrate: ComposeSubstrate, engine: FakeEngine
+) -> None:
+    title = f"a-replica-of-{uuid.uuid4().hex}"
+    process, pid = replica_with_engine(title)
+    first, second = await substrate.replicas()
+    engine.held[0].title = title
+    try:
+        assert not await substrate.is_frozen(first)
+        await substrate.freeze(first)
+        assert await substrate.is_frozen(first)
+        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED
+        await substrate.thaw(first)
+        await substrate.thaw(first)
+        assert not await substrate.is_frozen(first)
+    finally:
+        psutil.Process(pid).kill()
+        process.communicate("")
+    with pytest.raises(SubstrateError, match="no engine process"):
+        await substrate.freeze(second)
+    await substrate.thaw(second)
+    engine.held.remove(engine.held[0])
+    await substrate.thaw(
+        first
+    )  # a container that is gone needs no thawing, and heal must not stumble over it
 
 
 async def test_a_project_without_running_containers_is_not_running(

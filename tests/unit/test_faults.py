@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chaos.admin import Admin
 from chaos.faults import FAULTS, BlastRadius, FaultContext, FaultError
+from chaos.faults.burst import Burst
 from chaos.faults.force import InForce
+from chaos.faults.freeze_replica import FreezeReplica
 from chaos.faults.kill_replica import KillReplica
 from chaos.faults.latency import TOXIC_NAME, Latency
 from chaos.heal import heal
+from chaos.load.surge import Surge
 from chaos.names import UnknownName
 from chaos.substrate import SubstrateError
 from chaos.undo import UndoLog
@@ -34,6 +38,9 @@ async def context(cluster: FakeCluster) -> AsyncIterator[FaultContext]:
         yield FaultContext(substrate, endpoints, admin)
 
 
+TARGETS = {"latency": "tool", "burst": "client"}
+
+
 def asked(context: FaultContext) -> list[str]:
     assert isinstance(context.substrate, FakeSubstrate)
     return context.substrate.asked
@@ -43,7 +50,7 @@ def asked(context: FaultContext) -> list[str]:
 async def test_every_fault_is_safe_to_revert_twice_and_when_it_was_never_injected(
     context: FaultContext, kind: str
 ) -> None:
-    target = "tool" if kind == "latency" else "replica-0"
+    target = TARGETS.get(kind, "replica-0")
     fault = await FAULTS[kind].resolve(context, target, {})
     await fault.revert()
     await fault.revert()
@@ -52,7 +59,7 @@ async def test_every_fault_is_safe_to_revert_twice_and_when_it_was_never_injecte
 
 @pytest.mark.parametrize("kind", sorted(FAULTS))
 async def test_every_fault_can_be_rebuilt_from_its_undo_entry(context: FaultContext, kind: str) -> None:
-    target = "tool" if kind == "latency" else "replica-0"
+    target = TARGETS.get(kind, "replica-0")
     fault = await FAULTS[kind].resolve(context, target, {})
     again = FAULTS[kind].restored(context, fault.undo_data())
     assert again.target == fault.target
@@ -209,3 +216,104 @@ async def test_heal_does_not_touch_what_it_does_not_know(context: FaultContext, 
     with pytest.raises(SubstrateError, match="'meteor', which this version does not know"):
         await heal(undo, context.substrate)
     assert len(undo.entries()) == 1
+
+
+async def test_a_frozen_replica_is_green_over_its_link_and_gives_no_token(
+    cluster: FakeCluster, context: FaultContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.faults.freeze_replica.SILENT_S", 0.2)
+    fault = await FreezeReplica.resolve(context, "replica-1", {})
+    assert (await fault.verify()).ok is False, "nothing is frozen yet"
+    await fault.inject()
+    proof = await fault.verify()
+    assert proof.ok
+    assert proof.detail["engine_stopped"] is True
+    assert proof.detail["health_answered_s"] is not None
+    await fault.revert()
+    assert asked(context) == [f"freeze {fault.target}", f"thaw {fault.target}"]
+    assert (await fault.verify()).ok is False
+
+
+async def test_a_freeze_that_stopped_nothing_is_not_verified(
+    cluster: FakeCluster, context: FaultContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.faults.freeze_replica.SILENT_S", 0.2)
+    assert isinstance(context.substrate, FakeSubstrate)
+    context.substrate.immortal = True
+    fault = await FreezeReplica.resolve(context, "replica-1", {})
+    await fault.inject()
+    proof = await fault.verify()
+    assert not proof.ok
+    assert proof.detail["no_token_for_s"] is None, "the probe got its token"
+
+
+async def test_a_replica_that_gives_no_token_to_begin_with_cannot_be_frozen(
+    cluster: FakeCluster, context: FaultContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.faults.freeze_replica.BEFORE_WITHIN_S", 0.1)
+    cluster.listed[0].thawed.clear()
+    with pytest.raises(FaultError, match="gives no token"):
+        await FreezeReplica.resolve(context, "replica-0", {})
+
+
+async def test_the_last_replica_is_never_frozen(cluster: FakeCluster, context: FaultContext) -> None:
+    for replica in cluster.listed[1:]:
+        replica.died.set()
+    with pytest.raises(BlastRadius, match="at least 1 must be left"):
+        await FreezeReplica.resolve(context, "replica-0", {})
+
+
+async def test_heal_thaws_what_a_run_that_died_left_frozen(
+    cluster: FakeCluster, context: FaultContext, tmp_path: Path
+) -> None:
+    undo = UndoLog(tmp_path)
+    fault = await FreezeReplica.resolve(context, "replica-2", {})
+    undo.add(fault.kind, "fake", fault.target, fault.undo_data())
+    await fault.inject()
+    assert not cluster.listed[2].thawed.is_set()
+    assert await heal(undo, context.substrate) == [f"freeze_replica on {fault.target}: reverted"]
+    assert cluster.listed[2].thawed.is_set()
+
+
+async def test_a_burst_opens_the_gate_and_is_proven_by_what_arrives_at_the_gateway(
+    cluster: FakeCluster, context: FaultContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.faults.burst.LOOK_AFTER_S", 0.02)
+    monkeypatch.setattr("chaos.faults.burst.VERIFY_WITHIN_S", 0.3)
+    surge = Surge(rate_per_s=10, extra_per_s=20)
+    fault = await Burst.resolve(replace(context, surge=surge), "client", {"times": 3})
+    waits = asyncio.ensure_future(surge.opened())
+    await fault.inject()
+    assert await waits is True
+    assert not (await fault.verify()).ok, "nothing has arrived"
+    cluster.ended += 1000
+    surge.sent = 900
+    proof = await fault.verify()
+    assert proof.ok
+    assert proof.detail["seen_per_s"] > proof.detail["wanted_per_s"] == 20
+    await fault.revert()
+    assert await surge.opened() is False
+
+
+async def test_arrivals_that_rise_without_an_extra_call_sent_prove_no_burst(
+    cluster: FakeCluster, context: FaultContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.faults.burst.LOOK_AFTER_S", 0.02)
+    fault = await Burst.resolve(replace(context, surge=Surge(10, 20)), "client", {"times": 3})
+    await fault.inject()
+    cluster.ended += 1000
+    assert not (await fault.verify()).ok
+
+
+async def test_a_burst_is_only_on_the_clients_link_and_only_upwards(context: FaultContext) -> None:
+    with pytest.raises(FaultError, match="'client'"):
+        await Burst.resolve(context, "tool", {})
+    with pytest.raises(FaultError, match="above 1"):
+        await Burst.resolve(context, "client", {"times": 1})
+
+
+async def test_a_gate_that_was_closed_stays_closed() -> None:
+    surge = Surge(1, 1)
+    surge.close()
+    surge.open()
+    assert await surge.opened() is False

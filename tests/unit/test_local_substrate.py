@@ -117,6 +117,46 @@ async def test_a_pid_that_now_belongs_to_another_process_is_left_alone(
     assert family.process.poll() is None
 
 
+async def test_freezing_stops_the_engine_and_leaves_the_replicas_own_process_alone(
+    family: Family, tmp_path: Path
+) -> None:
+    created = [[pid, psutil.Process(pid).create_time()] for pid in (family.process.pid, family.child)]
+    replica = ReplicaHandle("replica-0", "replica-0.a", "", json.dumps(created))
+    substrate = LocalSubstrate(tmp_path)
+    assert not await substrate.is_frozen(replica)
+    await substrate.thaw(replica)
+    await substrate.freeze(replica)
+
+    async def frozen() -> bool:
+        return await substrate.is_frozen(replica)
+
+    assert await until(frozen, 10)
+    assert psutil.Process(family.process.pid).status() != psutil.STATUS_STOPPED
+    await substrate.thaw(replica)
+    await substrate.thaw(replica)
+    assert not await substrate.is_frozen(replica)
+
+
+async def test_a_stranger_with_the_engines_pid_is_not_frozen(family: Family, tmp_path: Path) -> None:
+    members = [[family.process.pid, 1.0], [family.child, psutil.Process(family.child).create_time() - 60]]
+    stranger = ReplicaHandle("replica-0", "replica-0.a", "", json.dumps(members))
+    with pytest.raises(SubstrateError, match="no engine process"):
+        await LocalSubstrate(tmp_path).freeze(stranger)
+    assert psutil.Process(family.child).status() != psutil.STATUS_STOPPED
+
+
+async def test_a_frozen_replica_can_be_killed(family: Family, tmp_path: Path) -> None:
+    created = [[pid, psutil.Process(pid).create_time()] for pid in (family.process.pid, family.child)]
+    replica = ReplicaHandle("replica-0", "replica-0.a", "", json.dumps(created))
+    substrate = LocalSubstrate(tmp_path)
+    await substrate.freeze(replica)
+    await substrate.kill(replica)
+    family.process.wait(10)
+    await substrate.thaw(replica)
+    await substrate.restore(replica)
+    assert await substrate.is_dead(replica)
+
+
 async def test_without_a_state_file_it_is_not_running_and_says_how_to_start_it(tmp_path: Path) -> None:
     with pytest.raises(NotRunningError, match="brownout up --on local"):
         await LocalSubstrate(tmp_path).endpoints()

@@ -43,9 +43,10 @@ class NamedSubstrate:
 async def strike(admin: ScriptedAdmin, tmp_path: Path) -> list[Record]:
     context = FaultContext(cast(Substrate, NamedSubstrate()), Endpoints("", "", "", ""), cast(Admin, admin))
     written: list[Record] = []
-    experiment = replace(WORKER_LOSS, faults=(FaultPlan("noop", "replica-0", when=WHEN),))
+    plan = FaultPlan("noop", "replica-0", when=WHEN)
+    experiment = replace(WORKER_LOSS, faults=(plan,))
     one = Strike(context, experiment, "naive", 7, UndoLog(tmp_path), Bounds(), written.append)
-    async with one.in_force([Noop("replica-0.a")], time.time()):
+    async with one.in_force([(plan, Noop("replica-0.a"))], time.time()):
         await one.verify(5)
     return written
 
