@@ -122,7 +122,7 @@ class Dispatch:
         names = (call.request_id, attempt.number, replica.name)
         failure: AttemptError | None = None
         record.outcome = "cancelled"
-        self._sink.emit(AttemptStarted(*names))
+        self._sink.emit(AttemptStarted(*names, call.work.tokens))
         for observer in self._observers:
             observer.started(record)
         try:

@@ -9,6 +9,7 @@
     │   ├── WaitedTooLong           the wait for a permit came to an end without one
     │   ├── QuotaExceeded           the caller's own share is used up (the only 429)
     │   ├── BreakerOpen             what it needs has been failing
+    │   ├── Throttled               most of what was sent lately was turned away
     │   └── NoReplica               nobody is there to ask
     ├── DeadlineExceeded        the caller no longer waits
     ├── AttemptError            one attempt on one replica failed; `reached` says how far it had got
@@ -82,6 +83,12 @@ class BreakerOpen(CallRefused):
     reason: ClassVar[str] = "breaker_open"
 
 
+class Throttled(CallRefused):
+    """So much of what was sent lately was turned away that this call was not even sent."""
+
+    reason: ClassVar[str] = "throttled"
+
+
 class NoReplica(CallRefused):
     """No replica is known, or none is left that this call has not failed on."""
 
@@ -100,7 +107,8 @@ class AttemptError(PolicyError):
         retry_after_s: what the replica asked for, when it did.
 
     ``attempts`` counts the attempts that the call had taken by then, ``replica`` is where this one was; both
-    are set on the way up, by the retry policy and by whoever chose the replica.
+    are set on the way up, by the retry policy and by whoever chose the replica. ``beside`` are the replicas of
+    further attempts that failed together with this one.
     """
 
     retryable: ClassVar[bool] = True
@@ -116,6 +124,7 @@ class AttemptError(PolicyError):
         self.retry_after_s = retry_after_s
         self.attempts = 1
         self.replica: Replica | None = None
+        self.beside: tuple[Replica, ...] = ()
 
 
 class ReplicaLost(AttemptError):

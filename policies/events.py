@@ -19,12 +19,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted(Event):
-    """A replica was chosen and is about to be asked. ``attempt`` counts from 1."""
+    """A replica was chosen and is about to be asked. ``attempt`` counts from 1, ``tokens`` is its expected work."""
 
     event: ClassVar[str] = "attempt_started"
     request_id: str
     attempt: int
     replica: str
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

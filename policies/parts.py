@@ -6,16 +6,33 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from policies.backoff import FullJitter
+from policies.backoff import Backoff, FullJitter
 from policies.call import Policy
 from policies.clock import Clock, SystemClock
 from policies.events import EventSink, NullSink
 from policies.fleet import Fleet, Replica
+from policies.hedging import HedgingSettings
 from policies.outlier import OutlierSettings
 from policies.rates import Rates
-from policies.retry_budget import BudgetSettings
+from policies.retry_budget import BudgetSettings, RetryBudget
+from policies.throttling import ThrottlingSettings
 from policies.timeouts import TimeoutSettings
 from policies.work import WorkLedger
+
+
+@dataclass(frozen=True, slots=True)
+class EagerSettings:
+    """Knobs of the profile ``retry-only``: attempts, the wait between them, and the time-out of a whole one."""
+
+    max_attempts: int = 5
+    wait_s: float = 0.0
+    attempt_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts is {self.max_attempts}: at least 1 attempt is needed")
+        if not (self.wait_s >= 0 and self.attempt_s > 0):
+            raise ValueError(f"wait_s={self.wait_s} must be at least 0 and attempt_s={self.attempt_s} over 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +41,12 @@ class ProfileSettings:
 
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     max_attempts: int = 3
-    backoff: FullJitter = field(default_factory=FullJitter)
+    backoff: Backoff = field(default_factory=FullJitter)
     budget: BudgetSettings = field(default_factory=BudgetSettings)
     outlier: OutlierSettings = field(default_factory=OutlierSettings)
+    hedging: HedgingSettings = field(default_factory=HedgingSettings)
+    throttling: ThrottlingSettings = field(default_factory=ThrottlingSettings)
+    eager: EagerSettings = field(default_factory=EagerSettings)
     ttft_objective_s: float = 5.0
     tool_deadline_s: float = 1.0
     default_deadline_s: float = 60.0
@@ -59,6 +79,8 @@ class Parts:
     active: tuple[str, ...]
     """Names of the policies that are on."""
     rotation: Callable[[], Sequence[Replica]]
+    budget: RetryBudget | None = None
+    """What everything that repeats work is paid from; None where ``retry_budget`` is off."""
 
 
 @dataclass(frozen=True, slots=True)

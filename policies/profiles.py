@@ -3,7 +3,10 @@
 A profile says which policies are on; each can be switched off by name, to see what it is worth. The order is
 fixed here and nowhere else::
 
-    deadline → early rejection → retry (backoff, budget) → dispatch (balance, ejection) → time-outs → handler
+    deadline → early rejection → (throttling) → retry (backoff, budget) → (hedging)
+             → dispatch (balance, ejection) → time-outs → handler
+
+Those in brackets are in no profile and are switched on by name.
 
 To add a policy, write it in a module of its own with a function that makes it from :class:`Parts`, and add one
 line to ``STAGES``; its name is then known to the gateway, to ``--without`` and to the reports.
@@ -12,20 +15,23 @@ line to ``STAGES``; its name is then known to the gateway, to ``--without`` and 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic
 
+from policies import retry_only
 from policies.balance import Balancer, LeastWork, RoundRobin
 from policies.call import Call, Handler, Policy, T, compose
 from policies.dispatch import Dispatch
 from policies.early_rejection import EarlyRejection
 from policies.fleet import Replica
+from policies.hedging import Hedging
 from policies.observe import AttemptObserver
 from policies.outlier import OutlierDetection
 from policies.parts import Parts, ProfileSettings, Stage, Surroundings
 from policies.retry import Retry
 from policies.retry_budget import RetryBudget
+from policies.throttling import ClientThrottling
 from policies.timeouts import AttemptTimeouts, DeadlineGuard
 
 
@@ -44,6 +50,8 @@ class Pipeline(Generic[T]):
 
     profile: str
     without: tuple[str, ...]
+    extra: tuple[str, ...]
+    """Policies that were switched on beyond those of the profile."""
     active: tuple[str, ...]
     handle: Handler[T]
     dispatch: Dispatch
@@ -78,11 +86,28 @@ def _retry(parts: Parts) -> Policy:
     return Retry(
         max_attempts=knobs.max_attempts,
         backoff=knobs.backoff,
-        budget=RetryBudget(around.clock, knobs.budget) if "retry_budget" in parts.active else None,
+        budget=parts.budget,
         clock=around.clock,
         rng=around.rng,
         sink=around.sink,
     )
+
+
+def _hedging(parts: Parts) -> Policy:
+    return Hedging(
+        parts.knobs.hedging,
+        budget=parts.budget,
+        deposits="retry" not in parts.active,
+        rotation=parts.rotation,
+        max_attempts=parts.knobs.max_attempts,
+        clock=parts.around.clock,
+        sink=parts.around.sink,
+    )
+
+
+def _throttling(parts: Parts) -> Policy:
+    around = parts.around
+    return ClientThrottling(parts.knobs.throttling, clock=around.clock, rng=around.rng, sink=around.sink)
 
 
 def _timeouts(parts: Parts) -> Policy:
@@ -94,7 +119,9 @@ DISPATCH: Final = "dispatch"
 
 STAGES: Final[tuple[Stage | str, ...]] = (
     Stage("early_rejection", _early_rejection, "answers that would come too late to be of use to anybody"),
+    Stage("throttling", _throttling, "a service that spends itself on turning calls away"),
     Stage("retry", _retry, "the loss of one replica, as far as nothing was delivered yet"),
+    Stage("hedging", _hedging, "the odd attempt whose first token is late"),
     DISPATCH,
     Stage("timeouts", _timeouts, "a replica that takes a call and then says nothing"),
 )
@@ -109,29 +136,44 @@ INSIDE: Final[dict[str, str]] = {
 """Policies that are no stage of their own, with what each protects from: they are part of retry, of dispatch, or of
 the phase before generation."""
 
-POLICIES: Final = (*(stage.name for stage in STAGES if isinstance(stage, Stage)), *INSIDE)
+OPTIONAL: Final = ("throttling", "hedging")
+"""Policies that are in no profile: admission does better what the one does, and the other adds load."""
+
+POLICIES: Final = (
+    *(stage.name for stage in STAGES if isinstance(stage, Stage) and stage.name not in OPTIONAL),
+    *INSIDE,
+)
 PROTECTS: Final[dict[str, str]] = {
     **{stage.name: stage.protects for stage in STAGES if isinstance(stage, Stage)},
     **INSIDE,
 }
 """Policy to the one line that ``brownout profiles`` prints about it."""
-PROFILES: Final[dict[str, tuple[str, ...]]] = {"naive": (), "resilient": POLICIES}
+PROFILES: Final[dict[str, tuple[str, ...]]] = {
+    "naive": (),
+    retry_only.NAME: retry_only.POLICIES,
+    "resilient": POLICIES,
+}
 """Profile to the policies that are on in it."""
+PROFILE_KNOBS: Final[dict[str, Callable[[ProfileSettings], ProfileSettings]]] = {
+    retry_only.NAME: retry_only.eagerly
+}
+"""Profile to what it makes of the knobs, where it has some of its own."""
 
 
-def active_policies(profile: str, without: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the policies that are on in a profile, less those switched off.
+def active_policies(profile: str, without: Iterable[str] = (), extra: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the policies that are on in a profile, and those switched on, less those switched off.
 
     Raises:
         UnknownName: no such profile, or no such policy.
     """
     if profile not in PROFILES:
         raise UnknownName("profile", profile, PROFILES)
-    off = tuple(without)
-    for name in off:
-        if name not in POLICIES:
-            raise UnknownName("policy", name, POLICIES)
-    return tuple(name for name in PROFILES[profile] if name not in off)
+    off, on = tuple(without), tuple(extra)
+    known = (*POLICIES, *OPTIONAL)
+    for name in (*off, *on):
+        if name not in known:
+            raise UnknownName("policy", name, known)
+    return tuple(name for name in known if name in (*PROFILES[profile], *on) and name not in off)
 
 
 def build(
@@ -141,15 +183,18 @@ def build(
     settings: ProfileSettings | None = None,
     *,
     without: Iterable[str] = (),
+    extra: Iterable[str] = (),
 ) -> Pipeline[T]:
     """Compose the pipeline of a profile around a handler; nothing is shared with an earlier one but ``around``.
+
+    ``without`` names policies to switch off, ``extra`` those to switch on besides.
 
     Raises:
         UnknownName: no such profile, or no such policy.
     """
-    off = tuple(dict.fromkeys(without))
-    active = active_policies(profile, off)
-    knobs = settings or ProfileSettings()
+    off, on = tuple(dict.fromkeys(without)), tuple(dict.fromkeys(extra))
+    active = active_policies(profile, off, on)
+    knobs = PROFILE_KNOBS.get(profile, _as_given)(settings or ProfileSettings())
     clock, rng, sink = around.clock, around.rng, around.sink
 
     outlier: OutlierDetection | None = None
@@ -169,7 +214,8 @@ def build(
         retry_after_s=knobs.no_replica_retry_after_s,
     )
 
-    parts = Parts(around, knobs, active, dispatch.rotation)
+    budget = RetryBudget(clock, knobs.budget) if "retry_budget" in active else None
+    parts = Parts(around, knobs, active, dispatch.rotation, budget)
     policies: list[Policy] = [DeadlineGuard(clock=clock)]
     for stage in STAGES:
         if not isinstance(stage, Stage):
@@ -180,9 +226,14 @@ def build(
     return Pipeline(
         profile=profile,
         without=off,
+        extra=on,
         active=active,
         handle=compose(policies, handler),
         dispatch=dispatch,
         tool_deadline_s=knobs.tool_deadline_s if "tool_deadline" in active else None,
         default_deadline_s=None if profile == "naive" else knobs.default_deadline_s,
     )
+
+
+def _as_given(knobs: ProfileSettings) -> ProfileSettings:
+    return knobs

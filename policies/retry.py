@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 
-from policies.backoff import FullJitter
+from policies.backoff import Backoff, FullJitter
 from policies.call import Attempt, Call, Handler, Resumable, T
 from policies.clock import Clock, SystemClock
 from policies.errors import AttemptError, NoReplica, NotResumable
@@ -32,7 +32,7 @@ class Retry:
         self,
         *,
         max_attempts: int = 3,
-        backoff: FullJitter | None = None,
+        backoff: Backoff | None = None,
         budget: RetryBudget | None = None,
         resume: ResumeSettings | None = None,
         clock: Clock | None = None,
@@ -56,6 +56,8 @@ class Retry:
             AttemptError: the last attempt's error, when no further attempt may be made.
             NotResumable: part of the answer was delivered, and its rest could come out differently.
         """
+        if call.attempt is not None:
+            return await inner(call)  # its retries have an owner further out: two would multiply them
         if self._budget is not None:
             self._budget.deposit(call.work)
         course = _Course(call)
@@ -71,10 +73,12 @@ class Retry:
                 self._suppress(call, course.number, "replica")
                 raise last from None
             except AttemptError as error:
-                error.attempts = course.number
+                made = max(1, call.delivery.attempts - course.number + 1)  # two, where one was hedged
+                course.failed(made)
+                error.attempts = course.number - 1
                 last = error
+                tried = (*tried, *error.beside)
                 tried = (*tried, error.replica) if error.replica is not None else tried
-            course.failed()
             resumable = self._to_resume(call, last)
             if resumable is None:
                 asked, again = call, call.work
@@ -173,11 +177,11 @@ class _Course:
         self.lost = 0
         """Tokens that were given up with the latest attempt."""
 
-    def failed(self) -> None:
-        """The latest attempt has failed."""
-        self.number += 1
+    def failed(self, made: int = 1) -> None:
+        """The latest attempts, ``made`` at the same time, have failed."""
+        self.number += made
         tokens = 0 if self._resumable is None else self._resumable.tokens
-        self.fruitless = 0 if tokens > self._tokens else self.fruitless + 1
+        self.fruitless = 0 if tokens > self._tokens else self.fruitless + made
         self._tokens = tokens
 
     def restart(self) -> None:

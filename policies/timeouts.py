@@ -1,12 +1,15 @@
-"""Bounds on waiting: one on a whole call (its deadline), three on one attempt.
+"""Bounds on waiting: one on a whole call (its deadline), three on the silences of one attempt.
 
 A connect through a proxy always succeeds, and a health check says little about an engine that hangs. What is
-left to judge a replica by is how long it takes to send headers, a first token, and each further one.
+left to judge a replica by is how long it takes to send headers, a first token, and each further one. A bound on
+the whole attempt, which most clients have instead, says nothing of the kind: it cuts long answers that come
+well, and so it is off unless it is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 from policies.call import Attempt, Call, Handler, T
@@ -17,24 +20,34 @@ from policies.progress import Progress, Reached
 
 @dataclass(frozen=True, slots=True)
 class TimeoutSettings:
-    """``header_s`` and ``first_token_s`` count from the start of the attempt, ``stall_s`` between tokens."""
+    """``header_s`` and ``first_token_s`` count from the start of the attempt, ``stall_s`` between tokens.
+
+    ``attempt_s`` bounds the whole attempt, however well it goes; None does not.
+    """
 
     header_s: float = 1.0
     first_token_s: float = 5.0
     stall_s: float = 10.0
+    attempt_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("header_s", "first_token_s", "stall_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be over 0")
+        for name in ("header_s", "first_token_s", "stall_s", "attempt_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}: it must be over 0")
         if self.header_s > self.first_token_s:
             raise ValueError(
                 f"header_s={self.header_s} exceeds first_token_s={self.first_token_s}: headers come first"
             )
 
+    @classmethod
+    def whole(cls, attempt_s: float) -> TimeoutSettings:
+        """Return settings that bound nothing but the whole attempt."""
+        return cls(header_s=math.inf, first_token_s=math.inf, stall_s=math.inf, attempt_s=attempt_s)
+
 
 class AttemptTimeouts:
-    """Ends an attempt that has been silent for too long.
+    """Ends an attempt that has been silent for too long, or that takes longer than a whole one may.
 
     The timer looks at the progress when it fires and sleeps on if there was some, so that a token costs no
     timer. Silence while the client does not read is not counted.
@@ -49,13 +62,13 @@ class AttemptTimeouts:
         """Answer the call.
 
         Raises:
-            AttemptTimeout: nothing came for too long.
+            AttemptTimeout: nothing came for too long, or the whole took too long.
         """
         if call.attempt is None:
             call = call.trying(Attempt(progress=Progress(self._clock)))
         assert call.attempt is not None
         progress = call.attempt.progress
-        scope = self._clock.timeout(None)
+        scope = self._clock.timeout(self._settings.attempt_s)
         watch = _Watch(self, scope, progress)
         try:
             async with scope:
@@ -64,7 +77,8 @@ class AttemptTimeouts:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise AttemptTimeout(self._describe(progress.reached), reached=progress.reached) from None
+            said = self._describe(progress.reached) if watch.gave_up else self._took_too_long()
+            raise AttemptTimeout(said, reached=progress.reached) from None
         finally:
             watch.disarm()
 
@@ -88,6 +102,9 @@ class AttemptTimeouts:
             return f"no first token within {self._settings.first_token_s:g} s"
         return f"no further token within {self._settings.stall_s:g} s"
 
+    def _took_too_long(self) -> str:
+        return f"the whole attempt took more than {self._settings.attempt_s:g} s"
+
 
 class _Watch:
     """The timer of one attempt.
@@ -96,16 +113,20 @@ class _Watch:
     sent in the meantime lies unread, and only a further turn of the event loop shows it.
     """
 
-    __slots__ = ("_handle", "_looked", "_progress", "_scope", "_timeouts")
+    __slots__ = ("_handle", "_looked", "_progress", "_scope", "_timeouts", "gave_up")
 
     def __init__(self, timeouts: AttemptTimeouts, scope: asyncio.Timeout, progress: Progress) -> None:
         self._timeouts, self._scope, self._progress = timeouts, scope, progress
         self._handle: asyncio.TimerHandle | None = None
         self._looked = False
+        self.gave_up = False
+        """Whether silence was what ended the attempt."""
 
     def arm(self) -> None:
         self._looked = False
         _, look_at = self._timeouts.due(self._progress)
+        if look_at == math.inf:
+            return  # no silence is too long
         clock = self._timeouts._clock
         self._handle = clock.call_later(max(0.0, look_at - clock.now()), self._fired)
 
@@ -122,6 +143,7 @@ class _Watch:
             self._looked = True
             self._handle = self._timeouts._clock.call_later(0.0, self._fired)
         else:
+            self.gave_up = True
             self._scope.reschedule(now)
 
 

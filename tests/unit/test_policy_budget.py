@@ -45,10 +45,19 @@ def test_no_more_is_saved_than_the_burst() -> None:
 
 def test_long_prompts_exhaust_the_tokens_before_the_attempts() -> None:
     budget = RetryBudget(FixedClock(), BudgetSettings(burst=100, burst_tokens=20_000, reserve_tokens_per_s=0))
-    large = Work(3000, 1000)
+    large = Work(4000, 10)
     held = [budget.hold(large) is not None for _ in range(4)]
     assert held == [True, True, False, False], "half of 20,000 tokens cover two retries of 4,000"
     assert budget.hold(SMALL) is not None, "and a small one still"
+
+
+def test_tokens_of_decode_are_an_account_of_their_own() -> None:
+    of = BudgetSettings(burst=100, burst_output_tokens=2_000, reserve_output_tokens_per_s=0)
+    budget = RetryBudget(FixedClock(), of)
+    held = [budget.hold(Work(10, 400)) is not None for _ in range(4)]
+    assert held == [True, True, False, False], "half of 2,000 tokens cover two retries of 400"
+    assert budget.hold(Work(4000, 10)) is not None, "whatever it has of prefill"
+    assert budget.tokens == (20_000 - 20 - 4000, 1000 - 800 - 10)
 
 
 def test_a_hold_is_given_back_once_and_not_after_it_was_spent() -> None:

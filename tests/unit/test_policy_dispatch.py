@@ -157,7 +157,7 @@ def test_an_attempt_is_reported_from_start_to_end() -> None:
         return bench.sink
 
     assert run(main()).events == [
-        AttemptStarted("id", 1, "r0"),
+        AttemptStarted("id", 1, "r0", 120),
         AttemptHeaders("id", 1, "r0"),
         AttemptFirstToken("id", 1, "r0", 0.25),
         AttemptEnded("id", 1, "r0", "ok"),
