@@ -25,6 +25,11 @@ LINK_TOOL: Final = "tool"
 REPLICA_LABEL_PREFIX: Final = "replica-"
 """A replica's *label* is ``replica-<slot>``; its *link* is ``replica-<slot>.<incarnation>``."""
 
+SMALL_LABEL_PREFIX: Final = "small-"
+"""Label of a replica of the smaller model; what looks for replicas does not see those."""
+KIND_REPLICA: Final = "replica"
+KIND_REPLICA_SMALL: Final = "replica_small"
+
 
 def replica_label(link: str) -> str:
     """Return the label of a replica's link: ``replica-0.k3f9`` gives ``replica-0``."""
@@ -55,6 +60,8 @@ PORT_PROMETHEUS: Final = 9090
 
 TOOL_PATH: Final = "/tool"
 """Where the tool answers behind its link: Ray Serve wants another route prefix for each application."""
+SMALL_PATH: Final = "/small"
+"""Where the replicas of the smaller model answer behind their links, before ``/v1``."""
 
 # --- HTTP headers ----------------------------------------------------------------------------------------
 
@@ -70,7 +77,8 @@ HEADER_PROFILE: Final = "x-brownout-profile"
 HEADER_TOOL: Final = "x-brownout-tool"
 """What became of the tool call: ``ok``, ``deadline``, ``error`` (absent when none was asked for)."""
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
-"""``false`` with an error for which a retry would only add load."""
+"""``false`` with an error for which a retry would only add load; ``true`` where it is safe and of use after the
+time that ``retry-after`` names; absent where the gateway cannot know."""
 HEADER_PRIORITY: Final = "x-brownout-priority"
 """Optional, client to gateway: ``critical_plus``, ``critical`` (the default), ``sheddable_plus``, ``sheddable``."""
 HEADER_TENANT: Final = "x-brownout-tenant"
@@ -114,7 +122,11 @@ METRIC_ATTEMPTS: Final = "brownout_attempts_total"
 """Counter by ``outcome``: ok, failed, cancelled."""
 METRIC_RETRIES: Final = "brownout_retries_total"
 METRIC_REFUSED: Final = "brownout_refused_total"
-"""Counter by ``reason``."""
+"""Counter by ``reason``: calls that were refused in the end, each once."""
+METRIC_RUNGS: Final = "brownout_rungs_total"
+"""Counter by ``rung`` of the ladder: calls that have reached the pipeline, ``refuse`` being the last rung."""
+METRIC_LADDER_LEVEL: Final = "brownout_ladder_level"
+"""Gauge: rungs that the ladder is down; 0 is full service."""
 METRIC_QUEUE_DEPTH: Final = "brownout_queue_depth"
 """Gauge: calls that have arrived and have no first token yet."""
 METRIC_IN_FLIGHT: Final = "brownout_in_flight"
@@ -140,6 +152,7 @@ VLLM_PREEMPTIONS: Final = "vllm:num_preemptions_total"
 # --- settings that tests and the command line may need to name -------------------------------------------
 
 MODEL_NAME: Final = "brownout-tiny"
+SMALL_MODEL_NAME: Final = "brownout-tiny-small"
 RUN_DIR_MARK: Final = ".brownout"
 """File that tells a run folder of ours from any other folder."""
 RUN_MARK: Final = "BROWNOUT_RUN_MARK"
@@ -213,6 +226,9 @@ class ClusterState:
     versions: dict[str, str] = field(default_factory=dict)
     processes: tuple[ProcessRecord, ...] = ()
     logs: str = ""
+    small_replicas: int = 0
+    small_model: str = ""
+    """The name of the smaller model; empty where none is deployed."""
 
     @staticmethod
     def path(run_dir: Path | None = None) -> Path:

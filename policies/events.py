@@ -179,7 +179,7 @@ class Returned(Event):
 
 @dataclass(frozen=True, slots=True)
 class Refused(Event):
-    """A call was turned away before any attempt."""
+    """Something has turned a call away before any attempt; the ladder may still try it for less."""
 
     event: ClassVar[str] = "refused"
     request_id: str
@@ -214,11 +214,16 @@ class ToolEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallEnded(Event):
-    """A call is over; ``outcome`` is ok, failed, refused, invalid or cancelled."""
+    """A call is over; ``outcome`` is ok, failed, refused, invalid or cancelled.
+
+    ``reason`` says why it was refused, and ``rung`` at which rung of the ladder it was answered.
+    """
 
     event: ClassVar[str] = "call_ended"
     request_id: str
     outcome: str
+    reason: str = ""
+    rung: str = ""
 
 
 class EventSink(Protocol):

@@ -42,15 +42,20 @@ class Calls:
     def _close(self, live: LiveCall, *, was_waiting: bool) -> None:
         self.waiting -= was_waiting
         del self._live[live.request_id]
-        self._sink.emit(CallEnded(live.request_id, live.outcome))
+        self._sink.emit(CallEnded(live.request_id, live.outcome, live.reason, live.rung))
 
 
 class LiveCall:
-    """A call in flight; leaving the context ends it, with ``outcome`` (``cancelled`` unless it was set)."""
+    """A call in flight; leaving the context ends it, with ``outcome`` (``cancelled`` unless it was set).
+
+    ``reason`` is why it was refused, ``rung`` where on the ladder it was answered.
+    """
 
     def __init__(self, calls: Calls, request_id: str, arrived_at: float) -> None:
         self.request_id = request_id
         self.outcome = "cancelled"
+        self.reason = ""
+        self.rung = ""
         self._calls = calls
         self._arrived_at = arrived_at
         self._waiting = True

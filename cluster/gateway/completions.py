@@ -90,6 +90,7 @@ class Completions:
                 live.outcome = "ok"
             except (PolicyError, InvalidRequest) as error:
                 live.outcome = _outcome(error)
+                live.reason = error.reason if isinstance(error, CallRefused) else ""
                 await answering.fail(error)
             except Exception as error:
                 live.outcome = "failed"

@@ -117,10 +117,11 @@ class Exchange:
         """Send the last part of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def json(self, status: int, body: bytes) -> None:
+    async def json(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         """Send a whole answer."""
         length = str(len(body)).encode()
-        await self._start(status, [(b"content-type", b"application/json"), (b"content-length", length)])
+        head = [(b"content-type", content_type.encode()), (b"content-length", length)]
+        await self._start(status, head)
         await self.end(body)
 
     async def fail(self, error: HttpError) -> None:
@@ -129,7 +130,7 @@ class Exchange:
             await self.end(error.event())
         else:
             self.headers.update(error.headers)
-            await self.json(error.status, error.body)
+            await self.json(error.status, error.body, error.content_type)
 
     async def _start(self, status: int, head: list[tuple[bytes, bytes]]) -> None:
         self.started = True

@@ -20,17 +20,21 @@ from prometheus_client import (
 )
 
 from cluster import public
+from policies.errors import CallRefused
 from policies.events import (
     AttemptEnded,
     CallEnded,
     Ejected,
     Event,
-    Refused,
     RetryScheduled,
     RetrySuppressed,
     ToolEnded,
 )
+from policies.ladder import RUNGS
 
+OTHER: Final = "other"
+REASONS: Final = (*sorted(kind.reason for kind in CallRefused.__subclasses__()), OTHER)
+"""Why calls are refused; what is none of these is counted as ``other``, so that the label set stays bounded."""
 _TTFT_BUCKETS: Final = (
     0.01,
     0.025,
@@ -64,6 +68,9 @@ class Metrics:
         self._calls = self._counter(public.METRIC_CALLS, "Calls that have ended.", "outcome")
         self._attempts = self._counter(public.METRIC_ATTEMPTS, "Attempts that have ended.", "outcome")
         self._refused = self._counter(public.METRIC_REFUSED, "Calls refused on purpose.", "reason")
+        self._rungs = self._counter(
+            public.METRIC_RUNGS, "Calls that have ended, by rung of the ladder.", "rung"
+        )
         self._retries = self._counter(public.METRIC_RETRIES, "Retries scheduled.")
         self._suppressed = self._counter(
             "brownout_retries_suppressed_total", "Retries that were possible but not made.", "reason"
@@ -81,8 +88,10 @@ class Metrics:
             self._calls.labels(outcome)
         for outcome in ("ok", "failed", "cancelled"):
             self._attempts.labels(outcome)
-        for reason in ("overloaded", "no_replica"):
+        for reason in REASONS:
             self._refused.labels(reason)
+        for rung in RUNGS:
+            self._rungs.labels(rung)
         for outcome in ("ok", "deadline", "error"):
             self._tools.labels(outcome)
 
@@ -94,14 +103,18 @@ class Metrics:
         """Count one event."""
         if isinstance(event, CallEnded):
             self._calls.labels(event.outcome).inc()
+            if (
+                event.outcome == "refused"
+            ):  # not at `Refused`: the ladder may have had the call served for less
+                self._refused.labels(event.reason if event.reason in REASONS else OTHER).inc()
+            if event.rung in RUNGS:
+                self._rungs.labels(event.rung).inc()
         elif isinstance(event, AttemptEnded):
             self._attempts.labels(event.outcome).inc()
         elif isinstance(event, RetryScheduled):
             self._retries.inc()
         elif isinstance(event, RetrySuppressed):
             self._suppressed.labels(event.reason).inc()
-        elif isinstance(event, Refused):
-            self._refused.labels(event.reason).inc()
         elif isinstance(event, Ejected):
             self._ejections.inc()
         elif isinstance(event, ToolEnded):

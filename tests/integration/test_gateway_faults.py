@@ -39,7 +39,7 @@ async def ask(
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": TOKENS, "stream": stream, **fields}
     async with made.http.post(made.url + CHAT, json=body, headers=headers) as response:
         raw = (await response.read()).decode()
-    is_json = response.headers["content-type"] == "application/json"
+    is_json = response.headers["content-type"] in ("application/json", "application/problem+json")
     return response.status, response.headers, json.loads(raw) if is_json else raw
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -155,6 +156,9 @@ def test_metrics_count_the_events_under_the_public_names() -> None:
         AttemptEnded("a", 1, "r", "ok"),
         RetryScheduled("a", 2, 0.1),
         Refused("a", "overloaded"),
+        CallEnded("c", "refused", "overloaded", "refuse"),
+        CallEnded("d", "refused", "something new"),
+        CallEnded("e", "ok", rung="short_output"),
         Ejected("r", "why", 5.0),
         ToolEnded("a", "deadline", 1.0),
     ):
@@ -166,11 +170,14 @@ def test_metrics_count_the_events_under_the_public_names() -> None:
         for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
     }
-    assert samples[public.METRIC_CALLS, "ok"] == samples[public.METRIC_CALLS, "failed"] == 1
-    assert samples[public.METRIC_CALLS, "refused"] == 0, "present from the start"
+    assert samples[public.METRIC_CALLS, "ok"] == samples[public.METRIC_CALLS, "refused"] == 2
+    assert samples[public.METRIC_CALLS, "invalid"] == 0, "present from the start"
     assert samples[public.METRIC_ATTEMPTS, "ok"] == 1
     assert samples[(public.METRIC_RETRIES,)] == samples[(public.METRIC_EJECTIONS,)] == 1
     assert samples[public.METRIC_REFUSED, "overloaded"] == samples[public.METRIC_TOOL_CALLS, "deadline"] == 1
+    assert samples[public.METRIC_REFUSED, "other"] == 1, "the label set is bounded"
+    assert samples[public.METRIC_REFUSED, "quota"] == 0
+    assert samples[public.METRIC_RUNGS, "refuse"] == samples[public.METRIC_RUNGS, "short_output"] == 1
     assert samples[(f"{public.METRIC_TTFT}_count",)] == 1
     assert samples[(public.METRIC_HEADROOM,)] == 0.25
 
@@ -183,6 +190,12 @@ def test_metrics_count_the_events_under_the_public_names() -> None:
     [
         (errors.Overloaded("x", retry_after_s=1.2, predicted_s=9), 503, public.ERROR_OVERLOADED),
         (errors.NoReplica("x", retry_after_s=2), 503, public.ERROR_NO_REPLICA),
+        (errors.QueueFull("x", retry_after_s=2), 503, public.ERROR_OVERLOADED),
+        (errors.WaitedTooLong("x", retry_after_s=2), 503, public.ERROR_OVERLOADED),
+        (errors.BreakerOpen("x", retry_after_s=2), 503, public.ERROR_BREAKER),
+        (errors.QuotaExceeded("x", retry_after_s=2), 429, public.ERROR_QUOTA),
+        (errors.NotResumable("x", why="seed"), 502, public.ERROR_NOT_RESUMABLE),
+        (errors.EngineStalled("x"), 504, public.ERROR_TIMEOUT),
         (errors.DeadlineExceeded("x"), 504, public.ERROR_TIMEOUT),
         (errors.AttemptTimeout("x"), 504, public.ERROR_TIMEOUT),
         (errors.ReplicaLost("x"), 502, public.ERROR_UPSTREAM_LOST),
@@ -200,7 +213,7 @@ def test_each_error_has_its_status_and_the_openai_shape(error: Exception, status
     said = json.loads(answer.body)["error"]
     assert (answer.status, said["type"]) == (status, type_)
     assert set(said) == {"message", "type", "param", "code"}
-    assert ("retry-after" in answer.headers) == (status == 503)
+    assert ("retry-after" in answer.headers) == (status in (429, 503))
 
 
 def test_every_error_of_the_policies_is_in_the_table() -> None:
@@ -208,13 +221,14 @@ def test_every_error_of_the_policies_is_in_the_table() -> None:
         below = kind.__subclasses__()
         return [one for sub in below for one in leaves(sub)] or [kind]
 
-    arguments = {
-        errors.Overloaded: {"retry_after_s": 1, "predicted_s": 1},
-        errors.NoReplica: {"retry_after_s": 1},
+    arguments: dict[type[Exception], dict[str, Any]] = {
+        kind: {"retry_after_s": 1} for kind in leaves(errors.CallRefused)
     }
+    arguments[errors.Overloaded]["predicted_s"] = 1
     arguments[errors.CallRejected] = {"status": 400}
+    arguments[errors.NotResumable] = {"why": "x"}
     for kind in leaves(errors.PolicyError):
-        assert to_http(kind("x", **arguments.get(kind, {}))).status != 500, kind  # type: ignore[arg-type]
+        assert to_http(kind("x", **arguments.get(kind, {}))).status != 500, kind
 
 
 def test_retry_after_is_whole_seconds_and_rounded_up() -> None:
