@@ -21,7 +21,8 @@ from typing import Any, Final
 
 from cluster import processes, public, ray_node
 from cluster.processes import LOGS, RAY_TEMP
-from cluster.public import ClusterState, ProcessRecord
+from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL, ClusterState, ProcessRecord
+from cluster.served import built_here, deployed
 from cluster.settings import Settings
 
 READY_TIMEOUT_S: Final = 240.0
@@ -113,6 +114,7 @@ class BringUp:
             pace=f"{conf.pace_base_s:g}s+{conf.pace_per_token_s:g}s/token" if conf.pace == "on" else "off",
             versions=_versions(),
             logs=str(self.logs),
+            **deployed(conf),
         )
         exported = {f"BROWNOUT_{key.upper()}": str(value) for key, value in conf.model_dump().items()}
         self.env = {**os.environ, **exported, public.RUN_MARK: self.mark, "BROWNOUT_RUN_DIR": str(run_dir)}
@@ -162,7 +164,7 @@ class BringUp:
 
     def go(self) -> ClusterState:
         conf, python = self.conf, sys.executable
-        if not conf.model:
+        if built_here(conf):
             say("model: building or loading from the cache", self.started)
             subprocess.run(
                 [python, "-m", "cluster.model"], env=self.env, check=True, stdout=subprocess.DEVNULL
@@ -173,28 +175,35 @@ class BringUp:
         self.launch("linkproxy", [python, "-m", "cluster.linkproxy", *proxy])
         ray = str(Path(python).parent / "ray")
         shutil.rmtree(self.run_dir / RAY_TEMP, ignore_errors=True)
-        head = ray_node.head_arguments(conf, self.run_dir / RAY_TEMP, replicas=conf.replicas)
+        head = ray_node.head_arguments(
+            conf, self.run_dir / RAY_TEMP, replicas=conf.replicas + conf.small_replicas
+        )
         self.launch("ray", [ray, *head])
         self.launch("links", [python, "-m", "cluster.links"])
         self.launch("gateway", [python, "-m", "cluster.gateway"])
         self.wait("the Ray head", lambda: bool(_get(f"{conf.dashboard_url}/api/version")), 90)
-        say(f"Ray is up; deploying {conf.replicas} vLLM replicas and the tool", self.started)
+        small = f", {conf.small_replicas} of the smaller model" if conf.small_replicas else ""
+        say(f"Ray is up; deploying {conf.replicas} vLLM replicas{small} and the tool", self.started)
         self.launch("deploy", [python, "-m", "cluster.serve_app"])
         seen = -1
 
         def replicas_listed() -> bool:
             nonlocal seen
-            count = len(self.links("replica"))
-            if count != seen:
-                seen = count
-                say(f"replicas ready: {count} of {conf.replicas}", self.started)
-            return count >= conf.replicas
+            full, lesser = len(self.links(KIND_REPLICA)), len(self.links(KIND_REPLICA_SMALL))
+            if full + lesser != seen:
+                seen = full + lesser
+                say(f"replicas ready: {seen} of {conf.replicas + conf.small_replicas}", self.started)
+            return full >= conf.replicas and lesser >= conf.small_replicas
 
         self.wait("the replicas", replicas_listed)
         self.wait("the tool", lambda: bool(self.links("tool")), 60)
         self.wait("tokens", lambda: first_tokens(self.state.base_url, conf.model_name), 60)
-        for link in self.links("replica"):
-            answers = functools.partial(first_tokens, f"http://{link['listen']}", conf.model_name)
-            self.wait(f"tokens of {link['name']}", answers, 60)
+        for kind, path, model in (
+            (KIND_REPLICA, "", conf.model_name),
+            (KIND_REPLICA_SMALL, public.SMALL_PATH, conf.small_model_name),
+        ):
+            for link in self.links(kind):
+                answers = functools.partial(first_tokens, f"http://{link['listen']}{path}", model)
+                self.wait(f"tokens of {link['name']}", answers, 60)
         say(f"tokens flow: {self.state.base_url}/v1 (model {conf.model_name})", self.started)
         return self.state

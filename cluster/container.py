@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from cluster import ray_node
+from cluster.served import built_here
 from cluster.settings import Settings, SettingsError, current
 
 RAY_TEMP_DIR: Final = Path("/tmp/ray")
@@ -96,11 +97,12 @@ def head(settings: Settings) -> int:
     here = settings.model_copy(update={"ray_host": socket.gethostbyname(socket.gethostname())})
     env = ray_node.environment(here)
     ray = subprocess.Popen(["ray", *ray_node.head_arguments(here, RAY_TEMP_DIR, replicas=0)], env=env)
-    if not settings.model:
+    if built_here(settings):
         subprocess.run([sys.executable, "-m", "cluster.model"], env=env, check=True)
     _await("the Ray head", lambda: _gcs_answers(here) and _dashboard_answers(here), ray)
     env["BROWNOUT_RAY_HOST"] = here.ray_host
-    _say(f"deploying {settings.replicas} replicas and the tool")
+    small = f", {settings.small_replicas} of the smaller model" if settings.small_replicas else ""
+    _say(f"deploying {settings.replicas} replicas{small} and the tool")
     for attempt in range(1, DEPLOY_ATTEMPTS + 1):
         deploy = [sys.executable, "-m", "cluster.serve_app", "--wait"]
         if subprocess.run(deploy, env=env, check=False).returncode == 0:

@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cluster import pacing
 from cluster.model import ensure
+from cluster.served import Size, served
 from cluster.settings import Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from vllm.v1.engine.async_llm import AsyncLLM
-
-OWN_MODEL_KV_BYTES: Final = 1024**3
-"""KV cache of a user's own model where ``kv_cache_bytes`` is left as it is: that fits the small model only."""
 
 _MODULES: Final = (
     "vllm.engine.arg_utils",
@@ -49,28 +47,25 @@ _LOW_PRIORITY: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def arguments(settings: Settings) -> list[str]:
-    """Return vLLM's command line for one replica; builds the small model when no other is configured."""
-    own_model = bool(settings.model)
-    kv_bytes = settings.kv_cache_bytes
-    if own_model and kv_bytes == Settings.model_fields["kv_cache_bytes"].default:
-        kv_bytes = OWN_MODEL_KV_BYTES
+def arguments(settings: Settings, size: Size = "full") -> list[str]:
+    """Return vLLM's command line for one replica; builds the project's model when no other is configured."""
+    model = served(settings, size)
     result = [
-        f"--model={settings.model or ensure(settings.cache_path)}",
-        f"--served-model-name={settings.model_name}",
+        f"--model={model.source or ensure(settings.cache_path, model.built)}",
+        f"--served-model-name={model.name}",
         f"--max-model-len={settings.max_model_len}",
         f"--max-num-seqs={settings.max_num_seqs}",
-        f"--kv-cache-memory-bytes={kv_bytes}",
+        f"--kv-cache-memory-bytes={model.kv_cache_bytes}",
         "--enable-prefix-caching",
         # The worker lives inside EngineCore: one process fewer, and no queue that is polled busily.
         "--distributed-executor-backend=uni",
         "--disable-fastapi-docs",
     ]
-    if not own_model:
+    if not model.source:
         # Processors without bfloat16 instructions take eight times as long for it as for float32, and
         # replicas that crowd the cores have no capacity of their own.
         result.append("--dtype=float32")
-    pace = pacing.Pace.of(settings)
+    pace = pacing.Pace.of(settings, model.pace_base_s)
     if pace is not None:
         result += [
             f"--worker-cls={pacing.WORKER_CLASS}",
@@ -79,13 +74,13 @@ def arguments(settings: Settings) -> list[str]:
     return result
 
 
-async def start(settings: Settings) -> tuple[AsyncLLM, FastAPI]:
+async def start(settings: Settings, size: Size = "full") -> tuple[AsyncLLM, FastAPI]:
     """Return the running engine and vLLM's application for it.
 
     Raises:
         Exception: whatever vLLM raises for a model or a setting that it cannot serve.
     """
-    command_line = arguments(settings)
+    command_line = arguments(settings, size)
     gc.disable()
     with ThreadPoolExecutor(1, thread_name_prefix="import", initializer=_lower_priority) as imports:
         on_cpu = await asyncio.get_running_loop().run_in_executor(imports, _import_modules)

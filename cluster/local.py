@@ -75,6 +75,9 @@ def up(conf: settings.Settings, run_dir: Path) -> ClusterState:
         earlier = ClusterState.load(run_dir)
         if earlier is not None and _healthy(earlier):
             say(f"already up: {earlier.base_url}/v1 ('brownout down' ends it)", started)
+            if earlier.small_replicas != conf.small_replicas:
+                has, asked = earlier.small_replicas, conf.small_replicas
+                say(f"it has {has} replicas of the smaller model, not {asked}: end it first", started)
             return earlier
         if earlier is not None or processes.belonging(run_dir):
             say("an earlier cluster is only half alive: cleaning it up first", started)
@@ -134,7 +137,10 @@ def main(arguments: list[str] | None = None) -> int:
             print("not running; 'brownout up --on local' starts it")
             return EXIT_COULD_NOT
         healthy = _healthy(state)
-        print(f"{'up' if healthy else 'half alive'}: {state.base_url}/v1, logs in {state.logs}")
+        models = f"{state.replicas} x {state.model}"
+        if state.small_replicas:
+            models += f", {state.small_replicas} x {state.small_model}"
+        print(f"{'up' if healthy else 'half alive'}: {state.base_url}/v1 ({models}), logs in {state.logs}")
         return 0 if healthy else EXIT_COULD_NOT
     except settings.SettingsError as error:
         print(f"brownout: {error}", file=sys.stderr)

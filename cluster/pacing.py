@@ -34,9 +34,14 @@ class Pace:
             raise ValueError(f"a pace cannot be negative: base {self.base_s} s, {self.per_token_s} s a token")
 
     @classmethod
-    def of(cls, settings: Settings) -> Pace | None:
-        """Return the configured pace, or None where the engine runs at its own speed."""
-        return cls(settings.pace_base_s, settings.pace_per_token_s) if settings.pace == "on" else None
+    def of(cls, settings: Settings, base_s: float | None = None) -> Pace | None:
+        """Return the configured pace, or None where the engine runs at its own speed.
+
+        ``base_s`` stands in for ``pace_base_s``, for another model.
+        """
+        if settings.pace != "on":
+            return None
+        return cls(settings.pace_base_s if base_s is None else base_s, settings.pace_per_token_s)
 
     def step_s(self, tokens: int) -> float:
         """Return how long a step lasts that computes ``tokens`` tokens; an empty step takes no time."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ray import serve
 
 from cluster import engine, serve_listener
+from cluster.served import Size
 from cluster.settings import Settings
 
 WATCH_PERIOD_S: Final = 0.2
@@ -25,12 +26,12 @@ _log = logging.getLogger("ray.serve")
 
 @serve.ingress()
 class Replica:
-    """What application ``llm`` runs; ``settings`` are the fields of Settings as JSON values."""
+    """What applications ``llm`` and ``llm-small`` run; ``settings`` are the fields of Settings as JSON values."""
 
-    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, settings: dict[str, Any], size: Size = "full") -> None:  # type: ignore[misc]  # Serve awaits it
         configured = Settings(**settings)
         serve_listener.keep_on(configured.bind_host)
-        self._engine, self._app = await engine.start(configured)
+        self._engine, self._app = await engine.start(configured, size)
         self._watch = asyncio.create_task(self._end_with_engine(), name="watch-engine")
 
     def __serve_build_asgi_app__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Deploys the two Ray Serve applications: ``llm`` (the replicas) and ``tool``.
+"""Deploys the Ray Serve applications: ``llm`` (the replicas), ``tool``, and ``llm-small`` where it is wanted.
 
 ``python -m cluster.serve_app [--wait]`` connects to the running Ray, hands the deployments over and exits:
 from then on Serve's controller keeps them alive, and this process is not needed.
@@ -14,12 +14,14 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from cluster import public, ray_node
+from cluster.served import Size
 from cluster.settings import Settings, SettingsError, current
 
 if TYPE_CHECKING:
     from ray.serve.api import RunTarget
 
 APP_LLM: Final = "llm"
+APP_SMALL: Final = "llm-small"
 APP_TOOL: Final = "tool"
 NO_LIMIT: Final = 100_000
 """``max_ongoing_requests``: work is bounded in the engine and the gateway. A bound here would make the
@@ -54,24 +56,34 @@ def targets(settings: Settings) -> list[RunTarget]:
     from cluster.replica import Replica
     from cluster.tool.deployment import Tool
 
-    replica = serve.deployment(Replica).options(
-        num_replicas=settings.replicas,
-        ray_actor_options={"num_cpus": 0, "resources": {ray_node.RESOURCE_REPLICA: 1}},
-        **_common(),
-    )
+    def engines(count: int, size: Size) -> Any:
+        return (
+            serve.deployment(Replica)
+            .options(
+                num_replicas=count,
+                ray_actor_options={"num_cpus": 0, "resources": {ray_node.RESOURCE_REPLICA: 1}},
+                **_common(),
+            )
+            .bind(settings.model_dump(mode="json"), size)
+        )
+
     tool = serve.deployment(Tool).options(
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "resources": {ray_node.RESOURCE_HEAD: 0.1}},
         **_common(),
     )
-    return [
-        RunTarget(replica.bind(settings.model_dump(mode="json")), name=APP_LLM, route_prefix="/"),
+    found = [
+        RunTarget(engines(settings.replicas, "full"), name=APP_LLM, route_prefix="/"),
         RunTarget(tool.bind(settings.bind_host), name=APP_TOOL, route_prefix=public.TOOL_PATH),
     ]
+    if settings.small_replicas:
+        small = engines(settings.small_replicas, "small")
+        found.append(RunTarget(small, name=APP_SMALL, route_prefix=public.SMALL_PATH))
+    return found
 
 
 def deploy(settings: Settings) -> None:
-    """Hand both applications to Serve; returns before their replicas are ready.
+    """Hand the applications to Serve; returns before their replicas are ready.
 
     Raises:
         DeployError: Ray is not there.
@@ -93,19 +105,20 @@ def deploy(settings: Settings) -> None:
     )
 
 
-def wait_until_running(timeout_s: float, poll_s: float = 0.25) -> None:
-    """Return when both applications run with all their replicas.
+def wait_until_running(settings: Settings, timeout_s: float, poll_s: float = 0.25) -> None:
+    """Return when the applications run with all their replicas.
 
     Raises:
         DeployError: one failed, or the time ran out; with what Serve says about it.
     """
     from ray import serve
 
+    wanted = (APP_LLM, APP_TOOL, APP_SMALL) if settings.small_replicas else (APP_LLM, APP_TOOL)
     deadline = time.monotonic() + timeout_s
     while True:
         applications = serve.status().applications
-        states = {name: applications[name] for name in (APP_LLM, APP_TOOL) if name in applications}
-        if len(states) == 2 and all(state.status == "RUNNING" for state in states.values()):
+        states = {name: applications[name] for name in wanted if name in applications}
+        if len(states) == len(wanted) and all(state.status == "RUNNING" for state in states.values()):
             return
         for name, state in states.items():
             if state.status == "DEPLOY_FAILED":
@@ -132,7 +145,7 @@ def main() -> int:
         os.environ.update(ray_node.environment(settings))
         deploy(settings)
         if options.wait:
-            wait_until_running(options.timeout_s)
+            wait_until_running(settings, options.timeout_s)
     except (DeployError, SettingsError) as error:
         print(f"serve_app: {error}", file=sys.stderr)
         return 3

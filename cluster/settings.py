@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from cluster import public
 
@@ -34,6 +34,11 @@ class Settings(BaseModel):
     model_name: str = public.MODEL_NAME
     """The name under which it is served."""
     replicas: int = Field(3, ge=1, le=32)
+    small_model: str = ""
+    """Path or hub id of the model for degraded answers, with the same tokenizer; empty means the project's own."""
+    small_model_name: str = public.SMALL_MODEL_NAME
+    small_replicas: int = Field(0, ge=0, le=32)
+    """Replicas of the smaller model; 0 deploys none. Each takes 1.2 GB."""
     max_num_seqs: int = Field(8, ge=1, le=1024)
     """Sequences that a replica decodes together; also the slots that the gateway counts with."""
     max_model_len: int = Field(4096, ge=256)
@@ -43,6 +48,8 @@ class Settings(BaseModel):
     pace_base_s: float = Field(0.040, ge=0, le=5)
     """At 0.030 three full replicas need nearly all of two cores, and calibration finds that they share them."""
     pace_per_token_s: float = Field(0.0002, ge=0, le=1)
+    small_pace_base_s: float = Field(0.020, ge=0, le=5)
+    """``pace_base_s`` of the smaller model."""
     cache_dir: Path = Path("~/.cache/brownout")
 
     # where things listen
@@ -86,6 +93,17 @@ class Settings(BaseModel):
     """A call whose predicted first token is later than this is refused at once (``early_rejection``)."""
     tool_deadline_s: float = Field(1.0, gt=0)
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
+
+    @field_validator("small_replicas")
+    @classmethod
+    def _small_model_suits(cls, value: int, info: ValidationInfo) -> int:
+        if value and info.data.get("model") and not info.data.get("small_model"):
+            raise ValueError(
+                "the project's own smaller model has another tokenizer than yours; set small_model too"
+            )
+        if value and info.data.get("model_name") == info.data.get("small_model_name"):
+            raise ValueError("both models have the same name; set small_model_name to another one")
+        return value
 
     @property
     def toxiproxy_url(self) -> str:

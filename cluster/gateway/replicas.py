@@ -10,7 +10,7 @@ from typing import Any, Final
 import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cluster.public import LINK_TOOL
+from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL, LINK_TOOL, SMALL_PATH
 from policies.fleet import Fleet, Replica
 
 _LOG = logging.getLogger(__name__)
@@ -39,13 +39,29 @@ class Links(BaseModel):
 
 
 class Discovery:
-    """Keeps the fleet in step with the links service; while that is away the last list stands."""
+    """Keeps the fleets in step with the links service; while that is away the last list stands.
+
+    Args:
+        links_url: root URL of the links service.
+        fleet: the replicas of the served model.
+        session: for the questions.
+        tool_address: where the tool is reached until the service names a place.
+        small_fleet: the replicas of the smaller model, if somebody wants to know them; their addresses end in
+            the path below which they answer.
+    """
 
     def __init__(
-        self, links_url: str, fleet: Fleet, session: aiohttp.ClientSession, *, tool_address: str
+        self,
+        links_url: str,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        *,
+        tool_address: str,
+        small_fleet: Fleet | None = None,
     ) -> None:
         self._url = f"{links_url}/links"
         self._fleet = fleet
+        self._small_fleet = Fleet() if small_fleet is None else small_fleet
         self._session = session
         self._version = -1
         self.tool_address = tool_address
@@ -74,7 +90,14 @@ class Discovery:
     def take(self, answer: Links) -> None:
         """Make the fleet what the answer says."""
         self._version = answer.version
-        self._fleet.update(Replica(link.name, link.listen) for link in answer.links if link.kind == "replica")
+        self._fleet.update(
+            Replica(link.name, link.listen) for link in answer.links if link.kind == KIND_REPLICA
+        )
+        self._small_fleet.update(
+            Replica(link.name, link.listen + SMALL_PATH)
+            for link in answer.links
+            if link.kind == KIND_REPLICA_SMALL
+        )
         for link in answer.links:
             if link.kind == LINK_TOOL:
                 self.tool_address = link.listen

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.links import naming
-from cluster.links.records import Action, Create, Kind, Link, Outcome, ProxySeen, Remove
-from cluster.links.serve_status import APP_LLM, APP_TOOL, ServeStatus, Target
-from cluster.public import LINK_CLIENT, LINK_TOOL, replica_label
+from cluster.links.records import Action, Create, Kind, Link, Outcome, ProxySeen, Remove, ReplicaKind
+from cluster.links.serve_status import APP_LLM, APP_SMALL, APP_TOOL, ServeStatus, Target
+from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL, LINK_CLIENT, LINK_TOOL, replica_label
 
 DRAIN_S: Final = 30.0
 """Longest time that the proxy of an unlisted replica is kept for the streams in it."""
@@ -28,6 +28,8 @@ SERVE_AWAY_S: Final = 10.0
 _PORT_TAKEN_S: Final = 30.0
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 2.0
+_KIND_OF_APP: Final[dict[str, ReplicaKind]] = {APP_LLM: KIND_REPLICA, APP_SMALL: KIND_REPLICA_SMALL}
+_ORDER: Final[dict[Kind, int]] = {"client": 0, "tool": 1, KIND_REPLICA: 2, KIND_REPLICA_SMALL: 3}
 
 
 @dataclass(slots=True)
@@ -167,7 +169,7 @@ class LinkBook:
         if outcome == "differs":
             self._there[action.name] = ProxySeen(0, "")
             entry.retry_at = 0.0
-        elif outcome == "port_taken" and entry.kind == "replica":
+        elif outcome == "port_taken" and entry.kind in _KIND_OF_APP.values():
             self._ports_taken[entry.port] = now + _PORT_TAKEN_S
             del self._entries[entry.name]  # it comes back under another port
         self._reconcile(now)
@@ -210,7 +212,9 @@ class LinkBook:
     def _follow_replicas(self, status: ServeStatus, now: float) -> None:
         assert self._there is not None
         running = {
-            (target.replica_id, target.upstream): target for target in status.running if target.app == APP_LLM
+            (target.replica_id, target.upstream): target
+            for target in status.running
+            if target.app in _KIND_OF_APP
         }
         for entry in self._replicas():
             if (entry.replica_id, entry.upstream) in running:
@@ -231,25 +235,27 @@ class LinkBook:
     def _enter(self, target: Target) -> None:
         """Make an entry for a new incarnation, around its proxy if an earlier run of the service made one."""
         assert self._there is not None
-        slots = {entry.slot for entry in self._replicas()}
+        kind = _KIND_OF_APP[target.app]
+        slots = {entry.slot for entry in self._replicas() if entry.kind == kind}
         for name, seen in self._there.items():
             parsed = naming.parse(name)
             if (
                 parsed is not None
                 and name not in self._entries
-                and parsed[0] not in slots
-                and parsed[1] == naming.short_id(target.replica_id)
+                and parsed.kind == kind
+                and parsed.slot not in slots
+                and parsed.short_id == naming.short_id(target.replica_id)
                 and seen.upstream == target.upstream
                 and seen.port in self._ports
             ):
-                slot, port = parsed[0], seen.port
+                slot, port = parsed.slot, seen.port
                 break
         else:
             slot = naming.lowest_free_slot(slots)
-            name = naming.link_name(slot, target.replica_id, {*self._entries, *self._there})
+            name = naming.link_name(kind, slot, target.replica_id, {*self._entries, *self._there})
             port = self._ports.take(self._ports_in_use())
         self._entries[name] = _Entry(
-            name, replica_label(name), "replica", port, target.upstream, target.replica_id, slot
+            name, replica_label(name), kind, port, target.upstream, target.replica_id, slot
         )
 
     def _remove_strangers(self, status: ServeStatus, now: float) -> None:
@@ -258,8 +264,8 @@ class LinkBook:
         for name, seen in self._there.items():
             parsed = naming.parse(name)
             if parsed is not None and name not in self._entries:
-                owner = next((id_ for id_ in status.present if naming.short_id(id_) == parsed[1]), "")
-                stranger = _Entry(name, replica_label(name), "replica", seen.port, seen.upstream, owner)
+                owner = next((id_ for id_ in status.present if naming.short_id(id_) == parsed.short_id), "")
+                stranger = _Entry(name, replica_label(name), parsed.kind, seen.port, seen.upstream, owner)
                 stranger.leaving, stranger.keep_until = True, now + DRAIN_S
                 self._entries[name] = stranger
 
@@ -268,7 +274,8 @@ class LinkBook:
         return entry.replica_id not in self._status.present or now >= entry.keep_until
 
     def _replicas(self) -> list[_Entry]:
-        return [entry for entry in self._entries.values() if entry.kind == "replica" and not entry.leaving]
+        kinds = _KIND_OF_APP.values()
+        return [entry for entry in self._entries.values() if entry.kind in kinds and not entry.leaving]
 
     def _ports_in_use(self) -> set[int]:
         assert self._there is not None
@@ -276,11 +283,10 @@ class LinkBook:
         return {*(entry.port for entry in self._entries.values()), *there, *self._ports_taken}
 
     def _publish(self) -> None:
-        order = {"client": -2, "tool": -1}
         listed = [
             entry for entry in self._entries.values() if entry.listed_since is not None and not entry.leaving
         ]
-        listed.sort(key=lambda entry: order.get(entry.kind, entry.slot))
+        listed.sort(key=lambda entry: (_ORDER[entry.kind], entry.slot))
         links = tuple(entry.link() for entry in listed)
         if links != self.links:
             self.links = links

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Container
-from typing import Final
+from typing import Final, NamedTuple
 
-from cluster.public import REPLICA_LABEL_PREFIX
+from cluster.links.records import ReplicaKind
+from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL, REPLICA_LABEL_PREFIX, SMALL_LABEL_PREFIX
 
 _SHORT: Final = 5
-_NAME: Final = re.compile(re.escape(REPLICA_LABEL_PREFIX) + r"(\d+)\.([^/]+)")
+_PREFIXES: Final[dict[ReplicaKind, str]] = {
+    KIND_REPLICA: REPLICA_LABEL_PREFIX,
+    KIND_REPLICA_SMALL: SMALL_LABEL_PREFIX,
+}
+_NAME: Final = re.compile(r"([a-z]+-)(\d+)\.([^/]+)")
+
+
+class Parsed(NamedTuple):
+    """What the name of a replica's link says."""
+
+    kind: ReplicaKind
+    slot: int
+    short_id: str
 
 
 class NoPortError(RuntimeError):
@@ -28,9 +41,12 @@ def lowest_free_slot(taken: Container[int]) -> int:
     return slot
 
 
-def link_name(slot: int, replica_id: str, taken: Container[str]) -> str:
-    """Return ``replica-<slot>.<short id>``, lengthened if that is taken: a name is never used twice at a time."""
-    name = f"{REPLICA_LABEL_PREFIX}{slot}.{short_id(replica_id)}"
+def link_name(kind: ReplicaKind, slot: int, replica_id: str, taken: Container[str]) -> str:
+    """Return ``replica-<slot>.<short id>``, lengthened if that is taken: a name is never used twice at a time.
+
+    Those of the smaller model begin with ``small-``.
+    """
+    name = f"{_PREFIXES[kind]}{slot}.{short_id(replica_id)}"
     again = 2
     unique = name
     while unique in taken:
@@ -39,10 +55,13 @@ def link_name(slot: int, replica_id: str, taken: Container[str]) -> str:
     return unique
 
 
-def parse(name: str) -> tuple[int, str] | None:
-    """Return slot and short id of the name of a replica's link; None when it is no such name."""
+def parse(name: str) -> Parsed | None:
+    """Return what the name of a replica's link says; None when it is no such name."""
     found = _NAME.fullmatch(name)
-    return (int(found.group(1)), found.group(2).partition("-")[0]) if found else None
+    if found is None:
+        return None
+    kind = next((kind for kind, prefix in _PREFIXES.items() if prefix == found.group(1)), None)
+    return Parsed(kind, int(found.group(2)), found.group(3).partition("-")[0]) if kind else None
 
 
 class Ports:

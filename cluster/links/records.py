@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["client", "tool", "replica"]
+ReplicaKind = Literal["replica", "replica_small"]
+Kind = Literal["client", "tool", "replica", "replica_small"]
 Outcome = Literal["done", "failed", "port_taken", "differs"]
 """Of an action: ``port_taken`` somebody else listens there, ``differs`` another proxy has that name."""
 

@@ -13,6 +13,7 @@ from typing import Final
 from pydantic import BaseModel, Field, ValidationError
 
 APP_LLM: Final = "llm"
+APP_SMALL: Final = "llm-small"
 APP_TOOL: Final = "tool"
 _REPLICA_PREFIX: Final = "SERVE_REPLICA::"
 _RUNNING: Final = "RUNNING"

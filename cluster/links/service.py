@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import aiohttp
 from aiohttp import web
@@ -14,7 +14,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from cluster.links.controller import Controller
-from cluster.links.records import Link
+from cluster.links.records import Kind, Link
+from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL, SMALL_PATH
 
 LONGEST_WAIT_S: Final = 30.0
 _REPLICA_METRICS_S: Final = 0.5
@@ -83,7 +84,9 @@ class LinksService:
             return web.json_response({"error": f"no replica link {wanted!r}; there are: {known}"}, status=404)
         timeout = aiohttp.ClientTimeout(total=_REPLICA_METRICS_S)
         try:
-            async with self._session.get(f"http://{link.upstream}/metrics", timeout=timeout) as answer:
+            async with self._session.get(
+                f"http://{link.upstream}{_metrics_path(link)}", timeout=timeout
+            ) as answer:
                 text = await answer.read()
                 if answer.status != 200:
                     raise aiohttp.ClientError(f"status {answer.status}")
@@ -101,7 +104,7 @@ class LinksService:
         groups = [
             {
                 "targets": [link.upstream],
-                "labels": {"__metrics_path__": "/metrics", "replica": link.label, "link": link.name},
+                "labels": {"__metrics_path__": _metrics_path(link), "replica": link.label, "link": link.name},
             }
             for link in self._replicas()
         ]
@@ -127,7 +130,10 @@ class LinksService:
         return web.Response(body=generate_latest(self._registry), headers=_PROMETHEUS)
 
     def _replicas(self) -> list[Link]:
-        return [link for link in self._controller.book.links if link.kind == "replica"]
+        """Return the links of replicas of both models: everybody wants to observe all of them."""
+        return [
+            link for link in self._controller.book.links if link.kind in (KIND_REPLICA, KIND_REPLICA_SMALL)
+        ]
 
     def _json(self, link: Link) -> dict[str, Any]:
         return {
@@ -152,7 +158,7 @@ class _LinkMetrics(Collector):
         created = CounterMetricFamily("brownout_links_created", "Proxies made.", labels=["kind"])
         removed = CounterMetricFamily("brownout_links_removed", "Proxies removed.", labels=["kind"])
         listed = GaugeMetricFamily("brownout_links", "Links that the gateway may use.", labels=["kind"])
-        for kind in ("client", "tool", "replica"):
+        for kind in get_args(Kind):
             created.add_metric([kind], book.created[kind])
             removed.add_metric([kind], book.removed[kind])
             listed.add_metric([kind], sum(link.kind == kind for link in book.links))
@@ -167,6 +173,10 @@ class _LinkMetrics(Collector):
             "Proxies that are unlisted and not yet gone.",
             book.pending_removals,
         )
+
+
+def _metrics_path(link: Link) -> str:
+    return f"{SMALL_PATH}/metrics" if link.kind == KIND_REPLICA_SMALL else "/metrics"
 
 
 def _number(request: web.Request, name: str) -> float | None:

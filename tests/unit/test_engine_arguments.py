@@ -9,6 +9,7 @@ import pytest
 
 from cluster import engine
 from cluster.model import build
+from cluster.served import OWN_MODEL_KV_BYTES
 from cluster.settings import Settings
 
 
@@ -46,7 +47,7 @@ def test_own_model_is_one_setting_away(cache: Path) -> None:
     found = options(Settings(cache_dir=cache, model="org/some-model"))
     assert found["model"] == "org/some-model"
     assert "dtype" not in found
-    assert found["kv-cache-memory-bytes"] == str(engine.OWN_MODEL_KV_BYTES)
+    assert found["kv-cache-memory-bytes"] == str(OWN_MODEL_KV_BYTES)
     assert list(cache.iterdir()) == [], "the small model was built although another is configured"
 
 
