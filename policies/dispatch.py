@@ -142,6 +142,7 @@ class Dispatch:
             if failure is not None:
                 record.outcome = "failed"
                 failure.replica, failure.attempts = replica, attempt.number
+            call.delivery.output_tokens += record.tokens
             self._ended(watch, record, failure)
             name = "" if failure is None else type(failure).__name__
             self._sink.emit(AttemptEnded(*names, record.outcome, name))

@@ -42,10 +42,11 @@ class ObservedAttempt:
 
     @property
     def tpot_s(self) -> float | None:
-        """Return the mean seconds per output token after the first; None with fewer than two tokens."""
+        """Return the mean seconds per output token after the first, less what its reader took; None below two."""
         if self.first_token_at is None or self.tokens < 2:
             return None
-        return (self.progress.last_at - self.first_token_at) / (self.tokens - 1)
+        streamed_s = self.progress.last_at - self.first_token_at - self.progress.paused_s
+        return max(0.0, streamed_s) / (self.tokens - 1)
 
 
 class AttemptObserver:

@@ -29,7 +29,16 @@ Listener = Callable[[Reached, int], None]
 class Progress:
     """A mutable mark that one attempt moves forward, never back."""
 
-    __slots__ = ("_clock", "_listener", "last_at", "paused", "reached", "started_at")
+    __slots__ = (
+        "_clock",
+        "_listener",
+        "_paused_at",
+        "last_at",
+        "paused",
+        "paused_s",
+        "reached",
+        "started_at",
+    )
 
     def __init__(self, clock: Clock, listener: Listener | None = None) -> None:
         self._clock = clock
@@ -38,6 +47,9 @@ class Progress:
         self.started_at = self.last_at = clock.now()
         self.paused = False
         """True while the attempt waits for its own client to read: that silence is not the replica's."""
+        self.paused_s = 0.0
+        """How long it has waited for its client in all."""
+        self._paused_at = 0.0
 
     def headers(self) -> None:
         """The response headers have come."""
@@ -57,9 +69,13 @@ class Progress:
 
     def pause(self) -> None:
         """The replica is not being read, because the client does not read either."""
-        self.paused = True
+        if not self.paused:
+            self.paused = True
+            self._paused_at = self._clock.now()
 
     def resume(self) -> None:
         """Reading goes on; silence counts from now."""
-        self.paused = False
         self.last_at = self._clock.now()
+        if self.paused:
+            self.paused = False
+            self.paused_s += self.last_at - self._paused_at

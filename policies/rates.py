@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from policies.clock import Clock
-from policies.work import Outstanding, Work
+from policies.work import Backlog, Outstanding, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,26 @@ class Rates:
         """Return the decode rate of one replica with all slots full."""
         return self._priors.slots / self._tpot_s
 
+    @property
+    def tpot_s(self) -> float:
+        """Return the usual time per output token of one sequence."""
+        return self._tpot_s
+
+    def unloaded_ttft_s(self, prompt_tokens: int) -> float:
+        """Return the time to first token at a replica with a free slot that has so many tokens to prefill."""
+        return self._prefill.base + prompt_tokens * self._prefill.slope
+
+    def backlog_s(self, backlog: Backlog) -> float:
+        """Return the replica-seconds that a backlog takes."""
+        return backlog.prompt_tokens * self._prefill.slope + backlog.output_tokens / self.decode_tokens_per_s
+
+    def drain_s(self, backlog: Backlog, live_replicas: int) -> float:
+        """Return the seconds in which so many replicas have worked off a backlog; infinite when there is none."""
+        work_s = self.backlog_s(backlog)
+        if live_replicas <= 0:
+            return math.inf if work_s > 0 else 0.0
+        return work_s / live_replicas
+
     def service_s(self, work: Work) -> float:
         """Return the replica-seconds that a call takes."""
         return work.prompt_tokens * self._prefill.slope + work.output_tokens / self.decode_tokens_per_s
@@ -152,12 +172,16 @@ class Rates:
         self._decay()
         return self._offered / self._priors.window_s
 
+    def capacity(self, live_replicas: int) -> float:
+        """Return the service capacity in replica-seconds per second: each replica in rotation gives one."""
+        return float(max(0, live_replicas))
+
     def headroom(self, live_replicas: int) -> float:
         """Return ``1 - offered work / capacity``: negative means saturated, -inf that nobody is there."""
-        offered = self.offered()
-        if live_replicas <= 0:
+        offered, capacity = self.offered(), self.capacity(live_replicas)
+        if capacity == 0:
             return -math.inf if offered > 0 else 0.0
-        return 1.0 - offered / live_replicas
+        return 1.0 - offered / capacity
 
     def _decay(self) -> None:
         now = self._clock.now()

@@ -34,6 +34,27 @@ class Work:
         return self.prompt_tokens + self.output_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Work that is not done yet, in calls and in tokens; those of several places can be added."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Return prompt and output tokens together."""
+        return self.prompt_tokens + self.output_tokens
+
+    def __add__(self, other: Backlog) -> Backlog:
+        return Backlog(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
 @dataclass(slots=True)
 class Outstanding:
     """Work that is at a replica now: attempts, sequences, and tokens still to prefill and to decode."""
@@ -47,6 +68,10 @@ class Outstanding:
     def tokens(self) -> int:
         """Return prompt and output tokens together."""
         return self.prompt_tokens + self.output_tokens
+
+    def backlog(self) -> Backlog:
+        """Return it as a backlog that no longer changes."""
+        return Backlog(self.attempts, self.prompt_tokens, self.output_tokens)
 
 
 _NONE = Outstanding()

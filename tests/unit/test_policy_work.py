@@ -9,7 +9,7 @@ import pytest
 
 from policies.fleet import Replica
 from policies.rates import LineFit, RatePriors, Rates
-from policies.work import OutputEstimator, Work, WorkLedger
+from policies.work import Backlog, OutputEstimator, Work, WorkLedger
 from tests.fakes.policy_bench import FixedClock
 
 A, B = Replica("a"), Replica("b")
@@ -130,3 +130,29 @@ def test_priors_are_checked_when_they_are_made() -> None:
     for wrong in ({"slots": 0}, {"tpot_s": 0}, {"weight": 2}, {"prefill_base_s": -1}):
         with pytest.raises(ValueError):
             RatePriors(**wrong)  # type: ignore[arg-type]
+
+
+def test_backlogs_of_several_places_add_up_and_drain_at_the_rate_of_the_live_replicas() -> None:
+    rates, ledger = Rates(FixedClock(), PACED), WorkLedger()
+    with ledger.reserve(A, Work(500, 80)):
+        backlog = ledger.total.backlog() + Backlog(calls=2, prompt_tokens=1000, output_tokens=160)
+        assert (backlog.calls, backlog.tokens) == (3, 1740)
+    assert backlog.calls == 3, "a backlog is of one instant"
+    assert rates.backlog_s(backlog) == pytest.approx(3 * rates.service_s(Work(500, 80)))
+    assert rates.drain_s(backlog, 3) == pytest.approx(rates.service_s(Work(500, 80)))
+    assert rates.drain_s(backlog, 0) == math.inf
+    assert rates.drain_s(Backlog(), 0) == 0
+
+
+def test_capacity_is_one_replica_second_a_second_for_each_in_rotation() -> None:
+    rates = Rates(FixedClock(), PACED)
+    assert [rates.capacity(live) for live in (-1, 0, 1, 3)] == [0, 0, 1, 3]
+
+
+def test_the_rates_say_what_is_usual_at_a_free_slot() -> None:
+    rates = Rates(FixedClock(), PACED)
+    assert rates.unloaded_ttft_s(1000) == pytest.approx(0.23)
+    assert rates.tpot_s == pytest.approx(0.03)
+    for _ in range(200):
+        rates.finished(21, 20 * 0.05)
+    assert rates.tpot_s == pytest.approx(0.05, rel=0.01)
