@@ -113,6 +113,10 @@ POLICIES: Final = profiles.POLICIES
 PROTECTS: Final = profiles.PROTECTS
 """Policy to one line: what it protects from."""
 PROFILES: Final = tuple(profiles.PROFILES)
+PROFILE_POLICIES: Final = {name: profiles.active_policies(name) for name in profiles.PROFILES}
+"""Profile to what is on in it: the stages of the pipeline, outermost first, then what is part of a stage."""
+OPTIONAL_POLICIES: Final = profiles.OPTIONAL
+"""Policies that are in no profile and are switched on by name."""
 
 # --- metrics of the gateway (Prometheus names) -----------------------------------------------------------
 

@@ -80,13 +80,19 @@ class Settings(BaseModel):
     port_ingress: int = Field(public.PORT_INGRESS, ge=1024, le=65000)
 
     # gateway
-    profile: Literal["naive", "resilient"] = "resilient"
+    profile: Literal["naive", "retry-only", "resilient"] = "resilient"
+    with_policies: str = ""
+    """Policies to switch on beyond the profile's, with commas: ``hedging``, ``throttling``."""
+    gateways: int = Field(1, ge=1, le=40)
+    """Gateways that share the replicas: each takes its part of the retry budget."""
     header_timeout_s: float = Field(1.0, gt=0)
     """Longest wait for a replica's response headers in the profile ``resilient``."""
     first_token_timeout_s: float = Field(5.0, gt=0)
     """Longest wait for a replica's first token, counted from the start of the attempt."""
     stall_timeout_s: float = Field(10.0, gt=0)
     """Longest silence inside a stream after which its replica counts as lost."""
+    attempt_timeout_s: float = Field(2.0, gt=0)
+    """Longest whole attempt in the profile ``retry-only``, however well it goes."""
     default_deadline_s: float = Field(60.0, gt=0)
     """Deadline of a call whose client names none."""
     ttft_objective_s: float = Field(5.0, gt=0)
@@ -99,6 +105,16 @@ class Settings(BaseModel):
     def _small_model_suits(cls, value: int, info: ValidationInfo) -> int:
         if value and info.data.get("model") and not info.data.get("small_model"):
             raise ValueError(
+    @field_validator("with_policies")
+    @classmethod
+    def _policies_exist(cls, value: str) -> str:
+        known = (*public.POLICIES, *public.OPTIONAL_POLICIES)
+        for name in filter(None, map(str.strip, value.split(","))):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
+                raise ValueError(f"no policy is called {name!r}: did you mean {', '.join(near)}?")
+        return value
+
                 "the project's own smaller model has another tokenizer than yours; set small_model too"
             )
         if value and info.data.get("model_name") == info.data.get("small_model_name"):

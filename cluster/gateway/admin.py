@@ -42,10 +42,11 @@ class EventsQuery(_Query):
 
 
 class ProfileBody(_Query):
-    """The body of ``PUT /admin/profile``."""
+    """The body of ``PUT /admin/profile``; without ``with``, what is configured holds for the configured profile."""
 
     profile: str
     without: list[str] = Field(default_factory=list)
+    extra: list[str] | None = Field(None, alias="with")
     overrides: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -74,6 +75,7 @@ class Admin:
         return {
             "profile": pipeline.profile,
             "without": list(pipeline.without),
+            "with": list(pipeline.extra),
             "policies": list(pipeline.active),
             "overrides": dict(self._gateway.choice.overrides),
         }
@@ -84,7 +86,7 @@ class Admin:
     async def _put_profile(self, request: Request) -> Response:
         body = ProfileBody.model_validate_json(await request.body())
         try:
-            self._gateway.change_profile(body.profile, body.without, body.overrides)
+            self._gateway.change_profile(body.profile, body.without, body.overrides, body.extra)
         except UnknownName as error:
             return JSONResponse({"error": str(error), "nearest": list(error.nearest)}, 400)
         except BadOverride as error:

@@ -24,10 +24,11 @@ from cluster.settings import Settings
 from policies.clock import SystemClock
 from policies.events import Fanout
 from policies.fleet import Fleet
-from policies.parts import ProfileSettings, Surroundings
+from policies.parts import EagerSettings, ProfileSettings, Surroundings
 from policies.profiles import Pipeline, UnknownName, build
 from policies.rates import RatePriors, Rates
 from policies.timeouts import TimeoutSettings
+from policies.retry_budget import BudgetSettings
 from policies.work import OutputEstimator, WorkLedger
 
 OVERRIDES: Final = (
@@ -35,6 +36,7 @@ OVERRIDES: Final = (
     "first_token_timeout_s",
     "stall_timeout_s",
     "default_deadline_s",
+    "attempt_timeout_s",
     "ttft_objective_s",
     "tool_deadline_s",
 )
@@ -55,6 +57,7 @@ class ProfileChoice:
     without: tuple[str, ...] = ()
     overrides: tuple[tuple[str, float], ...] = ()
 
+    extra: tuple[str, ...] = ()
 
 class Gateway:
     """One gateway. It must be made where an event loop runs."""
@@ -92,20 +95,29 @@ class Gateway:
         self._around = Surroundings(
             self.fleet, self.ledger, self.rates, self.clock, rng or random.Random(), self.sink
         )
-        self.choice = ProfileChoice(settings.profile)
+        self.choice = ProfileChoice(settings.profile, extra=_configured_extra(settings))
         self.pipeline = self._build(self.choice)
         self._add_gauges()
 
     def change_profile(
-        self, profile: str, without: Iterable[str] = (), overrides: Mapping[str, Any] | None = None
+        self,
+        profile: str,
+        without: Iterable[str] = (),
+        overrides: Mapping[str, Any] | None = None,
+        extra: Iterable[str] | None = None,
     ) -> None:
         """Put a fresh pipeline in; calls in flight end on the old one.
 
         Raises:
+        ``extra`` are policies to switch on beyond the profile's; None stands for what is configured, where the
+        profile is the configured one, and for nothing elsewhere.
+
             UnknownName: no such profile or policy.
             BadOverride: no such setting, or not with that value.
         """
-        choice = ProfileChoice(profile, tuple(without), tuple((overrides or {}).items()))
+        if extra is None:
+            extra = _configured_extra(self.settings) if profile == self.settings.profile else ()
+        choice = ProfileChoice(profile, tuple(without), tuple((overrides or {}).items()), tuple(extra))
         self.pipeline = self._build(choice)
         self.choice = choice
 
@@ -115,7 +127,9 @@ class Gateway:
 
     def _build(self, choice: ProfileChoice) -> Pipeline[Answer]:
         knobs = profile_settings(self.settings, dict(choice.overrides))
-        return build(choice.profile, self._upstream, self._around, knobs, without=choice.without)
+        return build(
+            choice.profile, self._upstream, self._around, knobs, without=choice.without, extra=choice.extra
+        )
 
     def _add_gauges(self) -> None:
         gauge, calls = self.metrics.gauge, self.calls
@@ -158,6 +172,8 @@ def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> Profil
                 stall_s=chosen.stall_timeout_s,
             ),
             ttft_objective_s=chosen.ttft_objective_s,
+            budget=BudgetSettings(gateways=settings.gateways),
+            eager=EagerSettings(attempt_s=chosen.attempt_timeout_s),
             tool_deadline_s=chosen.tool_deadline_s,
             default_deadline_s=chosen.default_deadline_s,
         )
@@ -170,6 +186,10 @@ def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> Profil
 
 
 def _priors(settings: Settings) -> RatePriors:
+def _configured_extra(settings: Settings) -> tuple[str, ...]:
+    return tuple(name.strip() for name in settings.with_policies.split(",") if name.strip())
+
+
     """Return what the rates are believed to be at first: the pace, where replicas are paced."""
     if settings.pace != "on":
         return RatePriors(slots=settings.max_num_seqs)

@@ -41,7 +41,13 @@ async def ask(made: Rig, **fields: Any) -> str:
 async def test_a_profile_is_read_and_changed(made: Rig) -> None:
     assert await get(made, "/admin/profile") == (
         200,
-        {"profile": "resilient", "without": [], "policies": list(public.POLICIES), "overrides": {}},
+        {
+            "profile": "resilient",
+            "without": [],
+            "with": [],
+            "policies": list(public.POLICIES),
+            "overrides": {},
+        },
     )
     status, said = await put(
         made, {"profile": "resilient", "without": ["retry"], "overrides": {"header_timeout_s": 0.5}}
@@ -52,11 +58,29 @@ async def test_a_profile_is_read_and_changed(made: Rig) -> None:
     assert (await put(made, {"profile": "naive"}))[1]["policies"] == []
 
 
+async def test_a_policy_of_no_profile_can_be_switched_on(made: Rig) -> None:
+    status, said = await put(made, {"profile": "resilient", "with": ["hedging"], "without": ["retry"]})
+    assert (status, said["with"]) == (200, ["hedging"])
+    assert "hedging" in said["policies"]
+    assert "retry" not in said["policies"]
+    assert (await put(made, {"profile": "retry-only"}))[1]["policies"] == ["retry", "timeouts"]
+    assert (await put(made, {"profile": "resilient"}))[1]["with"] == []
+
+
+async def test_what_is_configured_to_be_on_is_on_again_after_other_profiles() -> None:
+    async with rig(replicas=1, with_policies="hedging, throttling") as made:
+        assert {"hedging", "throttling"} <= set((await get(made, "/admin/profile"))[1]["policies"])
+        assert (await put(made, {"profile": "naive"}))[1]["policies"] == []
+        assert (await put(made, {"profile": "resilient"}))[1]["with"] == ["hedging", "throttling"]
+        assert (await put(made, {"profile": "resilient", "with": []}))[1]["with"] == []
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         ({"profile": "resiliant"}, "resilient"),
         ({"profile": "resilient", "without": ["retrys"]}, "retry"),
+        ({"profile": "resilient", "with": ["hedgings"]}, "hedging"),
         ({"profile": "resilient", "overrides": {"header_timeout": 1}}, "header_timeout_s"),
         ({"profile": "resilient", "overrides": {"header_timeout_s": -1}}, "header_timeout_s"),
         ({"profile": "resilient", "overrides": {"port_client": 1}}, "port_client"),
