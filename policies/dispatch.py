@@ -197,6 +197,8 @@ class _Watch:
         )
 
     def progressed(self, reached: Reached, tokens: int) -> None:
+        if self._over:
+            return  # a straggler: what an attempt sends after its end is nobody's
         dispatch, record = self._dispatch, self.record
         if tokens:
             self._reservation.tokens(tokens)
