@@ -19,7 +19,7 @@ from typing import Generic
 from policies.call import Attempt, Call, Handler, T
 from policies.clock import Clock, SystemClock
 from policies.errors import AttemptError, NoReplica
-from policies.events import EventSink, Hedged, NullSink
+from policies.events import EventSink, Hedged, NullSink, Wasted
 from policies.fleet import Replica
 from policies.progress import Progress, Reached
 from policies.quantiles import RecentQuantile
@@ -227,10 +227,15 @@ class _Race(Generic[T]):
             for loser in self._lanes:
                 if loser is not lane and not loser.task.done():
                     loser.end()
-                    self.call.delivery.wasted_tokens += self.call.work.prompt_tokens
+                    self._wasted(self.call.work.prompt_tokens)
             if len(self._lanes) > 1 and lane is self.first:
                 self.call.delivery.replica = lane.replica
         return self._winner is lane
+
+    def _wasted(self, prefill: int) -> None:
+        """Count the loser's prompt, of which it is not known how much had been read."""
+        self.call.delivery.wasted_tokens += prefill
+        self._policy._sink.emit(Wasted(self.call.request_id, prefill, 0))
 
     def ended(self, lane: _Lane[T], error: BaseException | None) -> None:
         """A lane is over: settle the outcome, unless the other can still bring one."""

@@ -156,5 +156,7 @@ class Answering:
     def _acted(self) -> bool:
         """Tell whether a tool may have acted without a key that makes acting again harmless."""
         tool = self._wanted.request.tool_call
+            tools=request.tool_call is not None or bool(body.get("tools")),
+            resumable=resumable,
         asked = public.HEADER_TOOL in self._exchange.headers
         return asked and tool is not None and "idempotency_key" not in tool.params

@@ -23,12 +23,15 @@ from cluster import public
 from policies.errors import CallRefused
 from policies.events import (
     AttemptEnded,
+    AttemptStarted,
     CallEnded,
     Ejected,
     Event,
+    Hedged,
     RetryScheduled,
     RetrySuppressed,
     ToolEnded,
+    Wasted,
 )
 from policies.ladder import RUNGS
 
@@ -72,6 +75,15 @@ class Metrics:
             public.METRIC_RUNGS, "Calls that have ended, by rung of the ladder.", "rung"
         )
         self._retries = self._counter(public.METRIC_RETRIES, "Retries scheduled.")
+        self._hedges = self._counter(public.METRIC_HEDGES, "Second attempts beside a first one.")
+        self._work = self._counter(
+            public.METRIC_ATTEMPT_TOKENS,
+            "Tokens of work (prompt and expected output) of attempts.",
+            "attempt",
+        )
+        self._wasted = self._counter(
+            public.METRIC_WASTED_TOKENS, "Tokens that had to be computed once more.", "kind"
+        )
         self._suppressed = self._counter(
             "brownout_retries_suppressed_total", "Retries that were possible but not made.", "reason"
         )
@@ -88,6 +100,10 @@ class Metrics:
             self._calls.labels(outcome)
         for outcome in ("ok", "failed", "cancelled"):
             self._attempts.labels(outcome)
+        for attempt in ("first", "again"):
+            self._work.labels(attempt)
+        for kind in ("prefill", "decode"):
+            self._wasted.labels(kind)
         for reason in REASONS:
             self._refused.labels(reason)
         for rung in RUNGS:
@@ -109,10 +125,17 @@ class Metrics:
                 self._refused.labels(event.reason if event.reason in REASONS else OTHER).inc()
             if event.rung in RUNGS:
                 self._rungs.labels(event.rung).inc()
+        elif isinstance(event, AttemptStarted):
+            self._work.labels("first" if event.attempt == 1 else "again").inc(event.tokens)
         elif isinstance(event, AttemptEnded):
             self._attempts.labels(event.outcome).inc()
         elif isinstance(event, RetryScheduled):
             self._retries.inc()
+        elif isinstance(event, Hedged):
+            self._hedges.inc()
+        elif isinstance(event, Wasted):
+            self._wasted.labels("prefill").inc(event.prefill)
+            self._wasted.labels("decode").inc(event.decode)
         elif isinstance(event, RetrySuppressed):
             self._suppressed.labels(event.reason).inc()
         elif isinstance(event, Ejected):

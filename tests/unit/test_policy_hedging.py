@@ -11,7 +11,7 @@ import pytest
 
 from policies.call import Attempt, Call, compose
 from policies.errors import AttemptError, CallRejected, DeadlineExceeded, NoReplica, PolicyError, ReplicaLost
-from policies.events import Hedged
+from policies.events import Hedged, Wasted
 from policies.fleet import Replica
 from policies.hedging import Hedging, HedgingSettings
 from policies.progress import Reached
@@ -108,7 +108,7 @@ def test_a_late_first_token_is_hedged_after_the_usual_time_and_the_faster_answer
         assert stage.begun == [(1, 0.0), (2, pytest.approx(0.2))]
         assert stage.heard == [2, 2]
         assert sorted(stage.ended) == [(1, "cancelled"), (2, "ok")]
-        assert sink.events == [Hedged("c", 2, pytest.approx(0.2))]
+        assert sink.events == [Hedged("c", 2, pytest.approx(0.2)), Wasted("c", 100, 0)]
 
     run(main())
 
