@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from policies.fleet import Replica
 from policies.rates import Rates
-from policies.work import WorkLedger
+from policies.work import Work, WorkLedger
+
+NO_WORK = Work()
 
 
 class Balancer(Protocol):
     """Chooses among replicas that may all be used."""
 
-    def pick(self, candidates: Sequence[Replica], *, retry: bool = False) -> Replica:
-        """Return one of the candidates, of which there is at least one; ``retry`` from the second attempt on."""
+    def pick(self, candidates: Sequence[Replica], *, retry: bool = False, work: Work = NO_WORK) -> Replica:
+        """Return one of the candidates, of which there is at least one, for an attempt of that work.
+
+        ``retry`` from the second attempt on.
+        """
         ...
 
 
-class _Turns:
+class Turns:
     """Counts turns, those of retries apart.
 
     Were they counted together, every call would fail on a dead one of two replicas first: its retry takes the
@@ -29,6 +34,7 @@ class _Turns:
         self._next = {False: -1, True: -1}
 
     def take(self, retry: bool, among: int) -> int:
+        """Return whose turn it is, counted from 0."""
         self._next[retry] += 1
         return self._next[retry] % among
 
@@ -37,27 +43,50 @@ class RoundRobin:
     """One after the other, blind to load."""
 
     def __init__(self) -> None:
-        self._turns = _Turns()
+        self._turns = Turns()
 
-    def pick(self, candidates: Sequence[Replica], *, retry: bool = False) -> Replica:
+    def pick(self, candidates: Sequence[Replica], *, retry: bool = False, work: Work = NO_WORK) -> Replica:
         """Return the next in turn."""
         return candidates[self._turns.take(retry, len(candidates))]
 
 
-class LeastWork:
-    """The replica that has the least outstanding token work, in seconds of its own time.
+def full_weight(_: Replica) -> float:
+    """Return 1: every replica takes its full share."""
+    return 1.0
 
-    Prefill and decode tokens are weighed by the learned rates. Those that are level take turns, so that an
-    idle fleet is not one busy replica.
+
+class LeastWork:
+    """The replica that would be done first with the attempt, in seconds of its own time.
+
+    Prefill and decode tokens are weighed by the learned rates; a replica of weight 0.5 counts as half as fast.
+    Those that are level take turns, so that an idle fleet is not one busy replica.
     """
 
-    def __init__(self, ledger: WorkLedger, rates: Rates) -> None:
+    def __init__(
+        self, ledger: WorkLedger, rates: Rates, *, weight: Callable[[Replica], float] = full_weight
+    ) -> None:
         self._ledger = ledger
         self._rates = rates
-        self._turns = _Turns()
+        self._weight = weight
+        self._turns = Turns()
 
-    def pick(self, candidates: Sequence[Replica], *, retry: bool = False) -> Replica:
-        """Return the least loaded."""
+    def cost_s(self, replica: Replica, own_s: float) -> float:
+        """Return the seconds until the replica has done what it holds and ``own_s`` seconds of work on top."""
+        return (self._rates.outstanding_s(self._ledger.at(replica)) + own_s) / self._weight(replica)
+
+    def pick(
+        self,
+        candidates: Sequence[Replica],
+        *,
+        retry: bool = False,
+        work: Work = NO_WORK,
+        burden: Callable[[Replica], float] = full_weight,
+    ) -> Replica:
+        """Return the one with the least cost, each times its ``burden``."""
         start = self._turns.take(retry, len(candidates))
-        at, cost_s = self._ledger.at, self._rates.outstanding_s
-        return min((*candidates[start:], *candidates[:start]), key=lambda replica: cost_s(at(replica)))
+        own_s = self._rates.service_s(work)
+        cost_s = self.cost_s
+        return min(
+            (*candidates[start:], *candidates[:start]),
+            key=lambda replica: cost_s(replica, own_s) * burden(replica),
+        )

@@ -27,7 +27,9 @@ from policies.outlier import OutlierDetection
 from policies.progress import Progress, Reached
 from policies.rates import Rates
 from policies.silence import Silence
-from policies.work import Reservation, WorkLedger
+from policies.work import Outstanding, Reservation, WorkLedger
+
+_IDLE = Outstanding()
 
 
 class Dispatch:
@@ -54,7 +56,7 @@ class Dispatch:
         self._sink = sink
         self._outlier = outlier
         self._silence = Silence(clock)
-        self._observers = tuple(observers)
+        self._observers = (*([] if outlier is None else [outlier]), *observers)
         self._retry_after_s = retry_after_s
 
     def rotation(self) -> Sequence[Replica]:
@@ -94,12 +96,14 @@ class Dispatch:
                 or [one for one in self._fleet.replicas if one not in attempt.avoid]
             )
         if self._outlier is not None:
+            # A retry that has nowhere else to go may go beyond the probes: better than to fail its call.
+            candidates = self._outlier.admitted(candidates) or candidates
             candidates = [one for one in candidates if not self._is_suspect(one)] or candidates
         if not candidates and attempt.number > 1:
             raise NoReplica("no other replica is left", retry_after_s=self._retry_after_s)
         if not candidates:
             raise self._refusal(call.request_id)
-        return self._balancer.pick(candidates, retry=attempt.number > 1)
+        return self._balancer.pick(candidates, retry=attempt.number > 1, work=call.work)
 
     def _refusal(self, request_id: str) -> NoReplica:
         self._sink.emit(Refused(request_id, NoReplica.reason))
@@ -108,12 +112,12 @@ class Dispatch:
     def _is_suspect(self, replica: Replica) -> bool:
         """Tell whether the replica should be left alone for now.
 
-        It is when it is silent, or when it is on trial and somebody awaits a first token there already.
+        It is when it is silent, or when it has just failed and somebody awaits a first token there already.
         """
         if self._silence.is_silent(replica):
             return True
         assert self._outlier is not None
-        return self._outlier.is_on_trial(replica) and self._ledger.at(replica).prompt_tokens > 0
+        return self._outlier.is_suspect(replica) and self._ledger.at(replica).prompt_tokens > 0
 
     async def _attempt(self, call: Call, attempt: Attempt, reservation: Reservation, inner: Handler[T]) -> T:
         replica = reservation.replica
@@ -143,19 +147,12 @@ class Dispatch:
                 record.outcome = "failed"
                 failure.replica, failure.attempts = replica, attempt.number
             call.delivery.output_tokens += record.tokens
-            self._ended(watch, record, failure)
+            watch.ended()
+            for observer in self._observers:
+                observer.ended(record, failure)
             name = "" if failure is None else type(failure).__name__
             self._sink.emit(AttemptEnded(*names, record.outcome, name))
         return answer
-
-    def _ended(self, watch: _Watch, record: ObservedAttempt, failure: AttemptError | None) -> None:
-        watch.ended()
-        if self._outlier is not None and failure is not None:
-            self._outlier.failed(record.replica, failure)
-        if self._outlier is not None and record.outcome == "ok":
-            self._outlier.succeeded(record.replica)
-        for observer in self._observers:
-            observer.ended(record, failure)
 
 
 class _Watch:
@@ -184,6 +181,7 @@ class _Watch:
         self._over = False
         self.scope = dispatch._clock.timeout(None)
         ahead = dispatch._ledger.at(replica)
+        has_slot = ahead.sequences <= dispatch._rates.slots
         progress = Progress(dispatch._clock, self.progressed)
         self.record = ObservedAttempt(
             call.request_id,
@@ -192,8 +190,11 @@ class _Watch:
             work,
             progress,
             progress.started_at,
-            free_slot=ahead.sequences <= dispatch._rates.slots and ahead.prompt_tokens == work.prompt_tokens,
+            free_slot=has_slot and ahead.prompt_tokens == work.prompt_tokens,
             abort=self.abort,
+            expected_ttft_s=dispatch._rates.predicted_ttft_s(_IDLE, ahead.prompt_tokens)
+            if has_slot
+            else None,
         )
 
     def progressed(self, reached: Reached, tokens: int) -> None:

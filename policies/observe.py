@@ -29,6 +29,8 @@ class ObservedAttempt:
     """Whether the replica had a free batch slot and nothing to prefill when the attempt began."""
     abort: Callable[[AttemptError], None]
     """Ends the attempt from outside with that error; does nothing once it has ended."""
+    expected_ttft_s: float | None = None
+    """Seconds to the first token as the rates foresaw them; None where the call had to wait for a batch slot first."""
     first_token_at: float | None = None
     tokens: int = 0
     """Output tokens so far."""

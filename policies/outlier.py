@@ -1,143 +1,201 @@
-"""Takes a replica out of rotation while its answers say that it is ill.
+"""Takes a replica out of rotation while it does worse than the others.
 
-The judgement is passive: it rests on what real calls saw (refused or cut connections, time-outs, errors), so
-that a replica whose health check is green while it answers nobody is found too. A floor of replicas always
-stays: when everybody fails, the fault is probably not theirs. A replica that has failed is *on trial* until it
-answers well again: it should get one attempt at a time.
+The judgement is passive: it rests on what real calls saw, so that a replica whose health check is green while it
+answers nobody is found too. Four things eject: errors one after the other, a success rate or a latency far from
+the others', and no token progress (:mod:`policies.stall` tells of that). An ejection is jittered and grows. Then
+the replica is *on trial*: in rotation, but for leased probes only, until enough of them went well. A floor of
+replicas always stays in full service: when everybody fails, the fault is probably not theirs. (After Envoy.)
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from policies.clock import Clock
+from policies.clock import Clock, SystemClock
 from policies.errors import AttemptError, AttemptTimeout
-from policies.events import Ejected, EventSink, NullSink, Returned
+from policies.events import EventSink, NullSink
 from policies.fleet import Fleet, Replica
+from policies.observe import AttemptObserver, ObservedAttempt
+from policies.outlier_rules import Lateness, Latenesses, OutlierSettings
 from policies.progress import Reached
+from policies.standing import Standings
+from policies.window import OutcomeWindow
+
+__all__ = ["OutlierDetection", "OutlierSettings"]
 
 
-@dataclass(frozen=True, slots=True)
-class OutlierSettings:
-    """``consecutive_errors`` eject; the first ejection lasts ``base_s``, each further one twice as long.
-
-    A time-out on headers counts ``silent_errors`` times, because headers wait for nothing in a healthy replica.
-    ``max_s`` caps it, ``jitter`` spreads it by that share either way. At least ``floor_share`` of the known
-    replicas, rounded up and never less than one, stay in rotation.
-    """
-
-    consecutive_errors: int = 3
-    silent_errors: int = 2
-    base_s: float = 5.0
-    max_s: float = 60.0
-    jitter: float = 0.2
-    floor_share: float = 0.3
-
-    def __post_init__(self) -> None:
-        for name in ("consecutive_errors", "silent_errors"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if not 0 < self.base_s <= self.max_s:
-            raise ValueError(f"base_s={self.base_s} must be over 0 and at most max_s={self.max_s}")
-        if not (0 <= self.jitter < 1 and 0 < self.floor_share <= 1):
-            raise ValueError(
-                f"jitter={self.jitter} must be in [0, 1), floor_share={self.floor_share} in (0, 1]"
-            )
-
-
-@dataclass(slots=True)
 class _Record:
-    errors: int = 0
-    ejections: int = 0
-    out_until: float | None = None
-    forgiven_at: float = 0.0
+    """What was seen of one replica lately."""
+
+    __slots__ = ("errors", "latenesses", "outcomes")
+
+    def __init__(self, settings: OutlierSettings) -> None:
+        success, latency = settings.success, settings.latency
+        self.errors = 0
+        self.outcomes = OutcomeWindow(most=success.most_attempts, age_s=success.window_s)
+        self.latenesses = Latenesses(age_s=latency.window_s)
 
 
-class OutlierDetection:
-    """Keeps a record a replica; a replica that discovery removes and adds again starts with a clean one."""
+def _nothing(_: Replica) -> None:
+    pass
+
+
+class OutlierDetection(AttemptObserver):
+    """Keeps a record a replica; a replica that discovery removes and adds again starts with a clean one.
+
+    It learns as an observer of attempts; where there are none, :meth:`failed` and :meth:`succeeded` tell it.
+    ``on_return`` is told of each replica that is in full service again.
+    """
 
     def __init__(
         self,
         fleet: Fleet,
         *,
-        clock: Clock,
+        clock: Clock | None = None,
         settings: OutlierSettings | None = None,
         rng: random.Random | None = None,
         sink: EventSink | None = None,
+        on_return: Callable[[Replica], None] = _nothing,
     ) -> None:
         self._fleet = fleet
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._settings = settings or OutlierSettings()
-        self._rng = rng or random.Random()
-        self._sink = sink or NullSink()
+        self._known = fleet.replicas
         self._records: dict[Replica, _Record] = {}
-        self._out = 0
+        self._standings = Standings(
+            fleet,
+            self._settings,
+            clock=self._clock,
+            rng=rng or random.Random(),
+            sink=sink or NullSink(),
+            on_return=on_return,
+        )
+
+    # --- who may be asked --------------------------------------------------------------------------------
 
     def rotation(self) -> Sequence[Replica]:
-        """Return the known replicas that are not ejected."""
-        replicas = self._fleet.replicas
-        if self._out == 0:
-            return replicas
-        self._refresh(replicas)
-        return [replica for replica in replicas if not self._is_out(replica)]
+        """Return the known replicas that are not ejected; some may be on trial."""
+        return self._standings.rotation()
 
-    def is_on_trial(self, replica: Replica) -> bool:
-        """Tell whether the last that was seen of the replica was a failure, or that it has just returned."""
+    def admitted(self, candidates: Sequence[Replica]) -> Sequence[Replica]:
+        """Return those of the candidates that are in full service, or on trial with a probe to spare."""
+        return self._standings.admitted(candidates)
+
+    def is_suspect(self, replica: Replica) -> bool:
+        """Tell whether the last that was seen of the replica was a failure."""
         record = self._records.get(replica)
         return record is not None and record.errors > 0
 
-    def succeeded(self, replica: Replica) -> None:
-        """An attempt on the replica ended well."""
-        record = self._records.get(replica)
-        if record is None or record.out_until is not None:
+    # --- what attempts tell ------------------------------------------------------------------------------
+
+    def started(self, attempt: ObservedAttempt) -> None:
+        """Count it among the probes, if its replica is on trial."""
+        trial = self._standings.trial(attempt.replica)
+        if trial is not None:
+            trial.sent(attempt)
+
+    def first_token(self, attempt: ObservedAttempt) -> None:
+        """Hold the time to it against what was expected, and against the others."""
+        replica, ttft_s, expected_s = attempt.replica, attempt.ttft_s, attempt.expected_ttft_s
+        if ttft_s is None or expected_s is None or self._standings.is_out(replica):
             return
-        record.errors = 0
-        if self._clock.now() >= record.forgiven_at:
-            del self._records[replica]
+        record = self._record_of(replica)
+        if record is None:
+            return
+        lateness, rule, now = Lateness.of(ttft_s, expected_s), self._settings.latency, self._clock.now()
+        others = [one.latenesses for other, one in self._records.items() if other is not replica]
+        trial = self._standings.trial(replica)
+        if trial is None:
+            record.latenesses.add(now, lateness)
+            reason = rule.finds(record.latenesses, others, now)
+            if reason is not None:
+                self._eject(replica, reason)
+        elif trial.heard_of(attempt):
+            usual = rule.usual(others, now)
+            self._probed(replica, late=usual is not None and rule.is_late(lateness, usual))
+
+    def ended(self, attempt: ObservedAttempt, error: AttemptError | None) -> None:
+        """Count how it ended; cancelled ones say nothing, nor do those sent before their replica returned."""
+        replica = attempt.replica
+        trial = self._standings.trial(replica)
+        probe = trial is not None and trial.heard_of(attempt)
+        if error is not None and (trial is None or probe or attempt.started_at >= trial.began_at):
+            self.failed(replica, error)
+        elif attempt.outcome == "ok":
+            self._went_well(replica)
+            if probe:
+                self._probed(replica, late=False)
+
+    def succeeded(self, replica: Replica) -> None:
+        """An attempt on the replica ended well; for those who do not observe attempts."""
+        self._went_well(replica)
+        self._probed(replica, late=False)
 
     def failed(self, replica: Replica, error: AttemptError) -> None:
         """An attempt on the replica failed; errors that are not its fault are left out."""
-        if not error.counts_against_replica or replica not in self._fleet:
+        if not error.counts_against_replica or self._standings.is_out(replica):
+            return  # one sent before the replica was ejected is already accounted for
+        record = self._record_of(replica)
+        if record is None:
             return
-        record = self._records.setdefault(replica, _Record())
-        if record.out_until is not None:
-            return  # sent before it was ejected: already accounted for
         silent = isinstance(error, AttemptTimeout) and error.reached is Reached.NOTHING
         record.errors += self._settings.silent_errors if silent else 1
-        if record.errors >= self._settings.consecutive_errors:
-            self._eject(replica, record, type(error).__name__)
+        record.outcomes.add(self._clock.now(), bad=True)
+        if self._standings.trial(replica) is not None:
+            self._eject(replica, f"failed on its return with a {type(error).__name__}")
+        elif record.errors >= self._settings.consecutive_errors:
+            self._eject(replica, f"consecutive errors, the last a {type(error).__name__}")
+        else:
+            reason = self._settings.success.finds(record.outcomes, self._outcomes_but_of(replica))
+            if reason is not None:
+                self._eject(replica, reason)
 
-    def _eject(self, replica: Replica, record: _Record, last_error: str) -> None:
-        settings = self._settings
-        replicas = self._fleet.replicas
-        self._refresh(replicas)
-        floor = max(1, math.ceil(settings.floor_share * len(replicas)))
-        if len(replicas) - self._out - 1 < floor:
+    def stalled(self, replica: Replica, reason: str) -> bool:
+        """The replica gives no token; return whether it is out of rotation now."""
+        return self._eject(replica, f"no token progress: {reason}")
+
+    # --- what follows ------------------------------------------------------------------------------------
+
+    def _went_well(self, replica: Replica) -> None:
+        if self._standings.is_out(replica):
             return
-        spread = self._rng.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
-        for_s = min(settings.max_s, settings.base_s * 2.0 ** min(record.ejections, 32)) * spread
-        record.ejections += 1
-        record.out_until = self._clock.now() + for_s
-        self._out += 1
-        reason = f"consecutive errors, the last a {last_error}"
-        self._sink.emit(Ejected(replica.name, reason, for_s))
+        record = self._record_of(replica)
+        if record is not None:
+            record.errors = 0
+            record.outcomes.add(self._clock.now(), bad=False)
+            self._standings.went_well(replica)
 
-    def _refresh(self, replicas: Sequence[Replica]) -> None:
-        """Forget replicas that are gone and let those return whose time is up."""
-        now = self._clock.now()
-        for replica in [known for known in self._records if known not in replicas]:
-            self._out -= self._records.pop(replica).out_until is not None
-        for replica, record in self._records.items():
-            if record.out_until is not None and record.out_until <= now:
-                record.forgiven_at = now + (self._settings.base_s * 2.0 ** min(record.ejections, 32))
-                record.out_until = None
-                record.errors = self._settings.consecutive_errors - 1  # one more, and it is out again
-                self._out -= 1
-                self._sink.emit(Returned(replica.name))
+    def _probed(self, replica: Replica, *, late: bool) -> None:
+        trial = self._standings.trial(replica)
+        if trial is None:
+            return
+        trial.late += late
+        trial.good += not late
+        if trial.late >= self._settings.late_probes:
+            self._eject(replica, "still slow on its return")
+        elif trial.good >= self._settings.good_probes:
+            self._standings.end_trial(replica)
 
-    def _is_out(self, replica: Replica) -> bool:
+    def _eject(self, replica: Replica, reason: str) -> bool:
+        out = self._standings.eject(replica, reason)
+        if out:
+            self._records.pop(replica, None)
+        return out
+
+    def _record_of(self, replica: Replica) -> _Record | None:
+        """Return the replica's record; None when discovery does not know it any more."""
+        if self._fleet.replicas is not self._known:
+            self._known = self._fleet.replicas
+            self._records = {one: kept for one, kept in self._records.items() if one in self._known}
         record = self._records.get(replica)
-        return record is not None and record.out_until is not None
+        if record is None and replica in self._known:
+            record = self._records[replica] = _Record(self._settings)
+        return record
+
+    def _outcomes_but_of(self, replica: Replica) -> list[OutcomeWindow]:
+        now = self._clock.now()
+        others = [one.outcomes for other, one in self._records.items() if other is not replica]
+        for outcomes in others:
+            outcomes.forget(now)
+        return others

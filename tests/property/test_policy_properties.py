@@ -16,7 +16,6 @@ from policies.call import Call
 from policies.errors import AttemptError, CallRejected, PolicyError, ReplicaBusy, ReplicaFailed, ReplicaLost
 from policies.events import AttemptEnded, AttemptStarted, RetryScheduled
 from policies.fleet import Fleet, Replica
-from policies.outlier import OutlierDetection
 from policies.parts import ProfileSettings, Surroundings
 from policies.profiles import build
 from policies.rates import LineFit, Rates
@@ -120,38 +119,6 @@ def test_a_line_fit_never_gives_a_negative_time(points: list[tuple[int, float]])
         fit.observe(x, y)
     assert fit.base >= 0
     assert fit.slope > 0
-
-
-@given(
-    steps=st.lists(
-        st.tuples(st.integers(0, 4), st.sampled_from(["fail", "ok", "wait", "leave", "join"])), max_size=150
-    ),
-    count=st.integers(1, 5),
-)
-def test_ejection_never_goes_below_the_floor_and_forgets_who_is_gone(
-    steps: list[tuple[int, str]], count: int
-) -> None:
-    clock = FixedClock()
-    fleet = Fleet(Replica(f"r{n}", str(n)) for n in range(count))
-    outlier = OutlierDetection(fleet, clock=clock, rng=random.Random(1))
-    for number, (which, what) in enumerate(steps):
-        replicas = fleet.replicas
-        chosen = replicas[which % len(replicas)]
-        if what == "fail":
-            outlier.failed(chosen, ReplicaLost("cut"))
-        elif what == "ok":
-            outlier.succeeded(chosen)
-        elif what == "wait":
-            clock.at += which * 2.0
-        elif what == "leave" and len(replicas) > 1:
-            fleet.update(one for one in replicas if one is not chosen)
-        elif what == "join" and len(replicas) < 8:
-            fleet.update([*replicas, Replica(f"n{number}", "x")])
-        rotation = outlier.rotation()
-        assert set(rotation) <= set(fleet.replicas)
-        assert len(rotation) >= 1
-        out = [one for one in fleet.replicas if one not in rotation]
-        assert outlier._out == len(out)
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ def test_a_slow_network_is_not_silence() -> None:
     assert run(main()) is False
 
 
-def test_a_replica_on_trial_gets_one_call_at_a_time_until_that_has_its_first_token() -> None:
+def test_a_replica_that_has_just_failed_gets_one_call_at_a_time_until_that_has_its_first_token() -> None:
     async def main() -> tuple[list[str], list[str]]:
         bench = Bench(balancer=RoundRobin())
         bench.outlier.failed(bench.replicas[0], ReplicaLost("cut"))
