@@ -98,6 +98,11 @@ class Settings(BaseModel):
     ttft_objective_s: float = Field(5.0, gt=0)
     """A call whose predicted first token is later than this is refused at once (``early_rejection``)."""
     tool_deadline_s: float = Field(1.0, gt=0)
+    max_resumes: int = Field(8, ge=1, le=1000)
+    """How often one answer that is cut is continued on another replica (``resume``)."""
+    positional_sampling: bool | None = None
+    """Draw seeded tokens with noise keyed by their position, so that such answers can be continued too. Needs
+    replicas that do it; left out it is on for the project's own model at its modelled pace."""
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
 
     @field_validator("small_replicas")
@@ -120,6 +125,12 @@ class Settings(BaseModel):
         if value and info.data.get("model_name") == info.data.get("small_model_name"):
             raise ValueError("both models have the same name; set small_model_name to another one")
         return value
+
+    @property
+    def samples_by_position(self) -> bool:
+        if self.positional_sampling is None:
+            return not self.model and self.pace == "on"
+        return self.positional_sampling
 
     @property
     def toxiproxy_url(self) -> str:

@@ -9,15 +9,18 @@ from typing import Any, Final
 
 from cluster import public
 from cluster.gateway import generation
+from cluster.gateway.answer import Answer
 from cluster.gateway.assemble import whole_answer
 from cluster.gateway.calls import LiveCall
+from cluster.gateway.continuation import Continuation, Refused
 from cluster.gateway.errors import to_http
+from cluster.gateway.exactness import by_position, why_not
 from cluster.gateway.exchange import Exchange
 from cluster.gateway.schema import ChatRequest, CompletionRequest
 from cluster.gateway.service import Gateway
+from cluster.gateway.sse import note_of
 from cluster.gateway.tokens import Count
 from cluster.gateway.tool_phase import run_tool_phase
-from cluster.gateway.upstream import Answer
 from policies.call import Call
 from policies.clock import Deadline
 from policies.profiles import Pipeline
@@ -56,6 +59,7 @@ class Answering:
         self._wanted = wanted
         self._live = live
         self._call: Call | None = None
+        self._unsent = b""
 
     async def run(self) -> None:
         """Tool phase, generation, and the end of the answer."""
@@ -83,19 +87,28 @@ class Answering:
         else:
             self._stamp(call)
             whole = whole_answer(self._api, answer.chunks, answer.usage)
+            if note := note_of(call.delivery):
+                whole["brownout"] = note
             await self._exchange.json(200, json.dumps(whole, ensure_ascii=False).encode())
 
-    async def opened(self, call: Call) -> None:
-        """The first token is there: a stream begins now, with the headers that only now are known."""
+    def opened(self, call: Call) -> None:
+        """The first token of an attempt is there."""
         self._live.first_token()
-        if self._wanted.request.stream:
+        if self._wanted.request.stream and not call.delivery.started:
             call.delivery.started = True
             self._stamp(call)
-            await self._exchange.start_stream()
 
     async def write(self, data: bytes) -> None:
-        """Pass events on."""
-        await self._exchange.write(data)
+        """Pass events on; a stream begins with the first, and with the headers that only now are known.
+
+        An attempt can be given up while its client does not read. What it wanted to write is kept, and goes out
+        before what the next attempt writes. (The server writes in one step once the client reads again.)
+        """
+        self._unsent += data
+        if not self._exchange.started:
+            await self._exchange.start_stream()
+        await self._exchange.write(self._unsent)
+        self._unsent = b""
 
     async def fail(self, error: Exception) -> None:
         """Tell the client, in the way that is still open."""
@@ -124,20 +137,40 @@ class Answering:
         gateway, request = self._gateway, self._wanted.request
         counts = await self._count(body)
         options = request.stream_options
+        if gateway.settings.samples_by_position:
+            body = by_position(body, prompts=len(counts), defaults=gateway.counter.defaults)
+        resumable = self._resumable(body, len(counts))
+        continuation = resumable if isinstance(resumable, Continuation) else None
         payload = generation.Generation(
             api=self._api,
-            body=generation.upstream_body(body),
+            body=generation.upstream_body(body, token_ids=continuation is not None),
             stream=bool(request.stream),
             want_usage=bool(options is not None and options.include_usage),
             choices=(request.n or 1) * len(counts),
             receiver=self,
+            shows_ids=bool(body.get("return_token_ids")),
+            continuation=continuation,
         )
         return Call(
             request_id=self._live.request_id,
             deadline=self._wanted.deadline,
             work=generation.estimate_work(request, counts, gateway.outputs, gateway.context),
             payload=payload,
+            tools=request.tool_call is not None or bool(body.get("tools")),
+            resumable=resumable,
         )
+
+    def _resumable(self, body: dict[str, Any], prompts: int) -> Continuation | Refused | None:
+        """Return what could go on with the answer, or tells why nothing may; None where nobody asks."""
+        if not {"retry", "resume"} <= set(self._pipeline.active):
+            return None
+        counter = self._gateway.counter
+        if counter.tokenizer is None:
+            return Refused("the model's tokenizer is not at hand")
+        why = why_not(body, prompts=prompts, defaults=counter.defaults)
+        if why is not None:
+            return Refused(why)
+        return Continuation(counter.tokenizer, self._gateway.context.max_model_len, counter.defaults)
 
     def _settle(self, answer: Answer, call: Call) -> None:
         prompt, completion = answer.usage.get("prompt_tokens"), answer.usage.get("completion_tokens")
@@ -156,7 +189,5 @@ class Answering:
     def _acted(self) -> bool:
         """Tell whether a tool may have acted without a key that makes acting again harmless."""
         tool = self._wanted.request.tool_call
-            tools=request.tool_call is not None or bool(body.get("tools")),
-            resumable=resumable,
         asked = public.HEADER_TOOL in self._exchange.headers
         return asked and tool is not None and "idempotency_key" not in tool.params

@@ -10,12 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from cluster import public
 from cluster.gateway import generation
+from cluster.gateway.answer import Answer
 from cluster.gateway.answering import Answering, Wanted
 from cluster.gateway.errors import InvalidRequest, to_http
 from cluster.gateway.exchange import ClientLeft, Exchange, header
 from cluster.gateway.schema import parse_json, validate
 from cluster.gateway.service import Gateway
-from cluster.gateway.upstream import Answer
 from policies.clock import Deadline
 from policies.errors import CallRefused, CallRejected, PolicyError
 from policies.events import CallEnded

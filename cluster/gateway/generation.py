@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
+from cluster.gateway.continuation import Continuation
 from cluster.gateway.errors import InvalidRequest
 from cluster.gateway.schema import ChatRequest, CompletionRequest
 from cluster.gateway.tokens import Count, TokenCounter
@@ -30,21 +31,33 @@ _RENDERED_ELSEWHERE: Final = (
 """Fields that change how the engine renders the prompt, so that a count made here is not exact."""
 
 
+_OWN_FIELDS: Final = ("tool_call", "resume")
+"""Extensions that the replica never sees."""
+
+
 class Receiver(Protocol):
     """Where the answer goes as it comes."""
 
-    async def opened(self, call: Call) -> None:
-        """The first token of the answer is there."""
+    def opened(self, call: Call) -> None:
+        """The first token of an attempt is there."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Pass events on to the client."""
+        """Pass events on to the client.
+
+        What could not be passed on because this was cancelled goes before what is written next: the tokens in it
+        count as told.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The payload of a call: what to send, and how to read what comes back."""
+    """The payload of a call: what to send, and how to read what comes back.
+
+    ``shows_ids`` says that the client asked for token ids, ``continuation`` keeps the tokens of a call that can be
+    continued, and ``continues`` that this payload asks for the rest of it.
+    """
 
     api: Api
     body: bytes
@@ -52,6 +65,9 @@ class Generation:
     want_usage: bool
     choices: int
     receiver: Receiver
+    shows_ids: bool = False
+    continuation: Continuation | None = None
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +117,20 @@ def with_tool_answer(api: Api, body: dict[str, Any], method: str, answer: Any) -
     return {**body, "messages": messages}
 
 
-def upstream_body(body: dict[str, Any]) -> bytes:
-    """Return what the replica gets: always a stream, always with usage, without the gateway's own fields."""
+def upstream_body(body: dict[str, Any], *, token_ids: bool = False) -> bytes:
+    """Return what the replica gets: always a stream, always with usage, without the gateway's own fields.
+
+    ``token_ids`` asks for them, whether the client wants them or not.
+    """
     options = dict(body.get("stream_options") or {})
     if not options.get("include_usage"):
         options.pop("continuous_usage_stats", None)
     options["include_usage"] = True
     sent = {**body, "stream": True, "stream_options": options}
-    sent.pop("tool_call", None)
+    for name in _OWN_FIELDS:
+        sent.pop(name, None)
+    if token_ids:
+        sent["return_token_ids"] = True
     return json.dumps(sent, ensure_ascii=False, separators=(",", ":")).encode()
 
 

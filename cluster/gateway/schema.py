@@ -57,6 +57,9 @@ class GenerationRequest(_Model):
     seed: Annotated[int, Field(strict=True)] | None = None
     stop: Text | list[Text] | None = None
     tool_call: ToolCall | None = None
+    resume: Literal["exact", "best_effort"] | None = None
+    """Extension: whether an answer that is cut may go on with tokens that are drawn anew."""
+    return_token_ids: Annotated[bool, Field(strict=True)] | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationRequest:

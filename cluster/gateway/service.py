@@ -11,6 +11,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from cluster import public
+from cluster.gateway.answer import Answer
 from cluster.gateway.calls import Calls
 from cluster.gateway.event_log import EventLog
 from cluster.gateway.generation import Context
@@ -19,7 +20,7 @@ from cluster.gateway.metrics import Metrics
 from cluster.gateway.replicas import Discovery
 from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.tool_client import ToolClient
-from cluster.gateway.upstream import Answer, Upstream
+from cluster.gateway.upstream import Upstream
 from cluster.settings import Settings
 from policies.clock import SystemClock
 from policies.events import Fanout

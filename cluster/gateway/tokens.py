@@ -38,9 +38,16 @@ class TokenCounter:
     """Counts; made by :func:`load`. Without a tokenizer every count is an estimate."""
 
     def __init__(
-        self, tokenizer: Any = None, template: str = "", special: dict[str, str] | None = None
+        self,
+        tokenizer: Any = None,
+        template: str = "",
+        special: dict[str, str] | None = None,
+        defaults: dict[str, Any] | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = self._tokenizer = tokenizer
+        """The model's own, or None."""
+        self.defaults = defaults or {}
+        """The model's generation config: what the engine takes for what a request does not say."""
         self._special = special or {}
         self._template = None
         if template:
@@ -88,7 +95,7 @@ def load(settings: Settings) -> TokenCounter:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        return TokenCounter(tokenizer, *_template(folder))
+        return TokenCounter(tokenizer, *_template(folder), defaults=_generation_config(folder))
     except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
         _LOG.warning("the tokenizer in %s cannot be used (%s): prompt lengths are estimates", folder, error)
         return TokenCounter()
@@ -130,6 +137,12 @@ def _template(folder: Path) -> tuple[str, dict[str, str]]:
     if isinstance(template, list):  # several named ones
         template = next((one["template"] for one in template if one.get("name") == "default"), "")
     return template, special
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _estimate(text: str) -> Count:

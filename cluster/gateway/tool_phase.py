@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cluster import public
+from cluster.gateway.answer import Answer
 from cluster.gateway.generation import Api, with_tool_answer
 from cluster.gateway.schema import ToolCall
 from cluster.gateway.service import Gateway
-from cluster.gateway.upstream import Answer
 from policies.clock import Deadline
 from policies.errors import DeadlineExceeded, ToolError
 from policies.events import ToolEnded

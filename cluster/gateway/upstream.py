@@ -8,13 +8,14 @@ closing it is what makes the engine stop.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
 
+from cluster.gateway.answer import Answer
+from cluster.gateway.continuation import ContinuedStream
 from cluster.gateway.generation import PATHS, Generation
-from cluster.gateway.sse import EventStream
+from cluster.gateway.sse import EventStream, note_of
 from cluster.public import HEADER_REQUEST_ID
 from policies.call import Attempt, Call
 from policies.errors import AttemptError, CallRejected, ReplicaBusy, ReplicaFailed, ReplicaLost
@@ -23,14 +24,6 @@ from policies.rates import Rates
 
 _LONGEST_ERROR: Final = 64 * 1024
 _BUSY: Final = (408, 429, 503)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A finished answer: its usage, and the chunks when the client asked for a whole one."""
-
-    usage: dict[str, Any] = field(default_factory=dict)
-    chunks: tuple[dict[str, Any], ...] = ()
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -83,10 +76,7 @@ class Upstream:
     async def _relay(
         self, call: Call, generation: Generation, progress: Progress, response: aiohttp.ClientResponse
     ) -> Answer:
-        chunks: list[dict[str, Any]] | None = None if generation.stream else []
-        stream = EventStream(
-            progress, choices=generation.choices, want_usage=generation.want_usage, collect=chunks
-        )
+        stream, chunks = _reading(call, generation, progress)
         receiver = generation.receiver
         opened_at: float | None = None
         read = response.content.readany
@@ -94,8 +84,8 @@ class Upstream:
             out = stream.feed(data)
             if opened_at is None and stream.first_token_seen:
                 opened_at = progress.last_at
-                await receiver.opened(call)
-            if out and chunks is None:
+                receiver.opened(call)
+            if out and generation.stream:
                 progress.pause()
                 await receiver.write(out)
                 progress.resume()
@@ -103,12 +93,35 @@ class Upstream:
                 break
         stream.end()
         self._learn(call, generation, stream.usage, progress.last_at - (opened_at or progress.last_at))
-        return Answer(stream.usage, tuple(chunks or ()))
+        if isinstance(stream, ContinuedStream):
+            return stream.answer()
+        return Answer(stream.usage, tuple(chunks))
 
     def _learn(self, call: Call, generation: Generation, usage: dict[str, Any], streamed_s: float) -> None:
         tokens = usage.get("completion_tokens")
         if isinstance(tokens, int):
             self._rates.finished(tokens // call.work.sequences, streamed_s)
+
+
+def _reading(
+    call: Call, generation: Generation, progress: Progress
+) -> tuple[EventStream | ContinuedStream, list[dict[str, Any]]]:
+    """Return what reads the stream, and where the chunks go of a client that asked for no stream."""
+    continuation, note = generation.continuation, note_of(call.delivery)
+    if continuation is not None and generation.continues:
+        return ContinuedStream(continuation, progress, note), []
+    record, begun = (None, None) if continuation is None else continuation.begin(generation)
+    chunks: list[dict[str, Any]] = [] if record is None else record.chunks
+    stream = EventStream(
+        progress,
+        choices=generation.choices,
+        want_usage=generation.want_usage,
+        collect=None if generation.stream else chunks,
+        record=record,
+        begun=begun,
+        note=note,
+    )
+    return stream, chunks
 
 
 def _headers(call: Call, attempt: Attempt) -> dict[str, str]:

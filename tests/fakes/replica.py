@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import json
 import logging
+import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+
+from cluster.model.tokenizer import END, SPECIAL
 
 MODEL = "brownout-tiny"
 _SILENT = logging.getLogger("tests.fakes.replica")  # what is cut on purpose is no error
@@ -45,6 +48,11 @@ class Behaviour:
     finish_reason: str | None = None
     """Instead of the true one, e.g. ``abort``."""
     without_done: bool = False
+    cut_inside: bool = False
+    """With ``cut_after``: half of the next event still gets out."""
+    cut_before: str | None = None
+    """The connection ends before this event: ``usage`` or ``done``."""
+    tokens_per_event: int = 1
     error_event: int | None = None
     """After ``error_after`` tokens an error with this code comes instead of the rest."""
     error_after: int = 0
@@ -65,9 +73,14 @@ class Seen:
 
 
 class FakeReplica:
-    """One replica. ``script`` answers the next requests in turn; after it ``behaviour`` holds."""
+    """One replica. ``script`` answers the next requests in turn; after it ``behaviour`` holds.
 
-    def __init__(self) -> None:
+    With a ``tokenizer`` (a ``tokenizers.Tokenizer``) it is a model in earnest: each token depends on all before
+    it, so that an output continued elsewhere is the same only if it was continued exactly.
+    """
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self.tokenizer = tokenizer
         self.behaviour = Behaviour()
         self.script: deque[Behaviour] = deque()
         self.seen: list[Seen] = []
@@ -156,6 +169,9 @@ class FakeReplica:
         for number, (event, is_token) in enumerate(self._events(body, how, chat)):
             if is_token:
                 if seen.sent_tokens == how.cut_after:
+                    if how.cut_inside:
+                        await writer.raw(_encoded(event)[: len(_encoded(event)) // 2])
+                        return await self._hang_up(request)
                     return self._cut(request)
                 if seen.sent_tokens == how.end_after:
                     await writer.response.write_eof()
@@ -170,7 +186,11 @@ class FakeReplica:
                     await asyncio.sleep(how.token_interval_s)
                 seen.sent_tokens += 1
                 await self._notify()
+            elif how.cut_before == "usage" and event.get("usage") and not event["choices"]:
+                return await self._hang_up(request)
             await writer.write(event)
+        if how.cut_before == "done":
+            return await self._hang_up(request)
         if not how.without_done:
             await writer.raw(b"data: [DONE]\n\n")
         await writer.response.write_eof()
@@ -180,6 +200,12 @@ class FakeReplica:
         assert request.transport is not None
         request.transport.abort()
         raise ConnectionResetError("cut on purpose")
+
+    async def _hang_up(self, request: web.Request) -> web.StreamResponse:
+        """Close the connection once what was written has left."""
+        assert request.transport is not None
+        request.transport.close()
+        raise ConnectionResetError("closed on purpose")
 
     def _refuse(self, how: Behaviour, problem: str) -> web.Response:
         status = how.status if how.status != 200 else 400
@@ -197,30 +223,48 @@ class FakeReplica:
 
     def _events(self, body: dict[str, Any], how: Behaviour, chat: bool) -> list[tuple[dict[str, Any], bool]]:
         """Return the events of a stream in order, and for each whether it is a token."""
-        choices, limit = body.get("n") or 1, output_tokens(body)
-        request_id = ("chatcmpl-" if chat else "cmpl-") + "0001"
-        head = {"id": request_id, "object": _OBJECTS[chat], "created": 1, "model": MODEL}
+        choices = body.get("n") or 1
+        number = 1 if self.tokenizer is None else len(self.seen)
+        request_id = ("chatcmpl-" if chat else "cmpl-") + f"{number:04}"
+        head = {"id": request_id, "object": _OBJECTS[chat], "created": number, "model": MODEL}
+        told = bool(body.get("return_token_ids"))
+        options = body.get("stream_options") or {}
+        running = options.get("include_usage") and options.get("continuous_usage_stats")
+        plans = [_plan(body, self.tokenizer, index) for index in range(choices)]
+        prompt, done = plans[0].prompt, 0
         events: list[tuple[dict[str, Any], bool]] = []
+
+        def add(choice: dict[str, Any], is_token: bool, **more: Any) -> None:
+            usage = {"usage": _usage(len(prompt), done)} if running else {}
+            events.append(({**head, "choices": [choice], **usage, **more}, is_token))
+
         if chat:
             for index in range(choices):
                 opening = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-                events.append(({**head, "choices": [{**opening, "finish_reason": None}]}, False))
-        for number in range(limit):
-            for index in range(choices):
-                word = token_text(number, index)
-                choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
-                if body.get("logprobs"):
-                    choice["logprobs"] = _logprobs(word, number, chat=chat)
-                choice.update({"delta": {"content": word}} if chat else {"text": word})
-                if number == limit - 1:
-                    choice["finish_reason"] = how.finish_reason or "length"
+                ids = prompt if told else None
+                add({**opening, "finish_reason": None}, False, prompt_token_ids=ids, prompt_text=None)
+        longest = max(len(plan.tokens) for plan in plans)
+        for start in range(0, longest, how.tokens_per_event):
+            for index, plan in enumerate(plans):
+                part = plan.tokens[start : start + how.tokens_per_event]
+                if not part:
+                    continue
+                done += len(part)
+                text = "".join(token.text for token in part)
+                last = start + len(part) == len(plan.tokens)
+                finish = (how.finish_reason or plan.finish) if last else None
+                choice: dict[str, Any] = {"index": index}
+                choice.update({"delta": {"content": text}} if chat else {"text": text})
+                choice["logprobs"] = _logprobs(text, start, chat=chat) if body.get("logprobs") else None
+                choice["finish_reason"] = finish
+                if last or not chat:
                     choice["stop_reason"] = None
-                events.append(({**head, "choices": [choice]}, True))
-        if (body.get("stream_options") or {}).get("include_usage"):
-            prompt = prompt_tokens(body)
-            usage = {"prompt_tokens": prompt, "completion_tokens": limit * choices}
-            usage["total_tokens"] = prompt + limit * choices
-            events.append(({**head, "choices": [], "usage": usage}, False))
+                if not chat:
+                    choice["prompt_token_ids"] = prompt if told and not start else None
+                choice["token_ids"] = [token.id for token in part] if told else None
+                add(choice, True)
+        if options.get("include_usage"):
+            events.append(({**head, "choices": [], "usage": _usage(len(prompt), done)}, False))
         return events
 
     async def _count(self, change: int) -> None:
@@ -238,8 +282,7 @@ class _Writer:
         self._split = split
 
     async def write(self, event: dict[str, Any]) -> None:
-        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-        await self.raw(f"data: {text}\n\n".encode())
+        await self.raw(_encoded(event))
 
     async def raw(self, data: bytes) -> None:
         step = self._split or len(data)
@@ -250,6 +293,66 @@ class _Writer:
 
 
 _OBJECTS = {True: "chat.completion.chunk", False: "text_completion"}
+
+
+def _encoded(event: dict[str, Any]) -> bytes:
+    text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
+@dataclass(frozen=True)
+class Token:
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one choice will be."""
+
+    prompt: list[int]
+    tokens: list[Token]
+    finish: str
+
+
+def _plan(body: dict[str, Any], tokenizer: Any, index: int) -> Plan:
+    limit = output_tokens(body)
+    if tokenizer is None:
+        tokens = [Token(number, token_text(number, index)) for number in range(limit)]
+        return Plan(list(range(prompt_tokens(body))), tokens, "length")
+    from tokenizers.decoders import DecodeStream
+
+    prompt = _prompt_ids(body, tokenizer)
+    extra = body.get("vllm_xargs") or {}
+    drawn = body.get("temperature", 1.0) > 0
+    skip = body.get("skip_special_tokens", True)
+    stream = DecodeStream(ids=prompt, skip_special_tokens=skip)
+    ids, tokens = list(prompt), list[Token]()
+    while len(tokens) < limit and len(ids) < CONTEXT:
+        if len(ids) >= extra.get("brownout_end_at", CONTEXT + 1):
+            return Plan(prompt, [*tokens, Token(END_ID, "")], "stop")
+        # an engine's generator starts again with each request: what is drawn depends on the number of the draw
+        salt = (body.get("seed"), len(tokens), index) if drawn else sorted(extra.items())
+        chosen = zlib.crc32(repr((ids[-64:], len(ids), salt)).encode())
+        ids.append(FIRST_ID + chosen % (tokenizer.get_vocab_size() - FIRST_ID))
+        tokens.append(Token(ids[-1], stream.step(tokenizer, ids[-1]) or ""))
+    return Plan(prompt, tokens, "length")
+
+
+def _prompt_ids(body: dict[str, Any], tokenizer: Any) -> list[int]:
+    if "messages" in body:
+        text = "".join(f"<|{one['role']}|>{one.get('content') or ''}<|end|>" for one in body["messages"])
+        return list(tokenizer.encode(text + "<|assistant|>", add_special_tokens=False).ids)
+    prompt = body["prompt"]
+    return list(tokenizer.encode(prompt).ids) if isinstance(prompt, str) else list(prompt)
+
+
+END_ID = SPECIAL.index(END)
+FIRST_ID = len(SPECIAL)
 
 
 def token_text(number: int, index: int = 0) -> str:
