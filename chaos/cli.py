@@ -1,4 +1,4 @@
-"""The command line: ``brownout list | up | down | status | run | report | heal | calibrate | demo``.
+"""The command line: ``brownout list | profiles | up | down | status | run | report | heal | calibrate | demo``.
 
 Exit codes: 0 pass, 1 fail, 2 inconclusive, 3 could not run, 4 wrong usage, 130 interrupted.
 """
@@ -23,6 +23,7 @@ from chaos.demo import demo
 from chaos.faults import FaultError
 from chaos.links import LinkFaultError
 from chaos.names import UnknownName, require
+from chaos.profiles import show_profiles
 from chaos.substrate import ConfigurationError, SubstrateError
 from chaos.substrates import default_substrate
 
@@ -30,7 +31,8 @@ EXIT_COULD_NOT_RUN = 3
 EXIT_USAGE = 4
 EXIT_INTERRUPTED = 130
 MOST_CALLS_PER_S = 10_000.0
-COMMANDS = ("list", "up", "down", "status", "run", "report", "heal", "calibrate", "demo")
+MOST_SMALL_REPLICAS = 32
+COMMANDS = ("list", "profiles", "up", "down", "status", "run", "report", "heal", "calibrate", "demo")
 DEFAULT_SEED = 7
 
 
@@ -52,6 +54,12 @@ def _rate(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) > MOST_SMALL_REPLICAS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count: 0 to {MOST_SMALL_REPLICAS}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     top = _Parser(prog="brownout", description="Break a real LLM-serving cluster on purpose, and judge it.")
@@ -65,7 +73,13 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     add("list", "List scenarios, arms, faults, policies and substrates.", on=False)
-    add("up", "Bring a cluster up; returns when real tokens flow.")
+    profiles = add(
+        "profiles", "Tell what each profile contains, and what each policy protects from.", on=False
+    )
+    profiles.add_argument("--json", action="store_true", help="as JSON")
+    bring_up = add("up", "Bring a cluster up; returns when real tokens flow.")
+    small = "replicas of the smaller model too (default: small_replicas of the settings)"
+    bring_up.add_argument("--small", type=_count, metavar="N", help=small)
     add("down", "Take a cluster down and leave nothing.")
     add("status", "Tell what runs and which faults are in force.")
     add("heal", "Revert what a run that died has left in force.")
@@ -104,10 +118,12 @@ def _work(options: argparse.Namespace) -> Coroutine[Any, Any, int] | int:
     match options.command:
         case "list":
             return commands.show_list()
+        case "profiles":
+            return show_profiles(as_json=options.json)
         case "report":
             return commands.judged(options.path)
         case "up":
-            return commands.up(options.on)
+            return commands.up(options.on, small_replicas=options.small)
         case "down":
             return commands.down(options.on)
         case "status":

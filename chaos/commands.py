@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from chaos import report
 from chaos.admin import Admin
@@ -26,6 +27,8 @@ from chaos.tailor import tailored
 from chaos.undo import UndoLog, run_lock
 from cluster.public import POLICIES, PROFILES, ClusterState, default_run_dir
 
+_SMALL_REPLICAS: Final = "BROWNOUT_SMALL_REPLICAS"
+
 
 def show_list() -> int:
     """Print everything that has a name."""
@@ -39,8 +42,13 @@ def show_list() -> int:
     return 0
 
 
-async def up(on: str) -> int:
-    """Heal what a dead run left, then bring the cluster up."""
+async def up(on: str, small_replicas: int | None = None) -> int:
+    """Heal what a dead run left, then bring the cluster up.
+
+    ``small_replicas`` stands in for the setting of that name.
+    """
+    if small_replicas is not None:
+        os.environ[_SMALL_REPLICAS] = str(small_replicas)
     place = substrate(on)
     with run_lock(default_run_dir()):
         await _healed(place)

@@ -115,6 +115,8 @@ PROTECTS: Final = profiles.PROTECTS
 PROFILES: Final = tuple(profiles.PROFILES)
 PROFILE_POLICIES: Final = {name: profiles.active_policies(name) for name in profiles.PROFILES}
 """Profile to what is on in it: the stages of the pipeline, outermost first, then what is part of a stage."""
+PART_POLICIES: Final = tuple(profiles.INSIDE)
+"""Policies that are no stage of the pipeline but part of one, or of the phase before it."""
 OPTIONAL_POLICIES: Final = profiles.OPTIONAL
 """Policies that are in no profile and are switched on by name."""
 
@@ -125,8 +127,6 @@ METRIC_CALLS: Final = "brownout_calls_total"
 METRIC_ATTEMPTS: Final = "brownout_attempts_total"
 """Counter by ``outcome``: ok, failed, cancelled."""
 METRIC_RETRIES: Final = "brownout_retries_total"
-METRIC_REFUSED: Final = "brownout_refused_total"
-"""Counter by ``reason``: calls that were refused in the end, each once."""
 METRIC_HEDGES: Final = "brownout_hedges_total"
 """Counter: second attempts that were sent beside a first one."""
 METRIC_ATTEMPT_TOKENS: Final = "brownout_attempt_tokens_total"
@@ -135,6 +135,8 @@ METRIC_ATTEMPT_TOKENS: Final = "brownout_attempt_tokens_total"
 Retry amplification is the sum over ``first``: in tokens of this counter, in attempts of the one above."""
 METRIC_WASTED_TOKENS: Final = "brownout_wasted_tokens_total"
 """Counter by ``kind``: ``prefill``, ``decode``; tokens that were computed and had to be computed once more."""
+METRIC_REFUSED: Final = "brownout_refused_total"
+"""Counter by ``reason``: calls that were refused in the end, each once."""
 METRIC_RUNGS: Final = "brownout_rungs_total"
 """Counter by ``rung`` of the ladder: calls that have reached the pipeline, ``refuse`` being the last rung."""
 METRIC_LADDER_LEVEL: Final = "brownout_ladder_level"

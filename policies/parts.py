@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from policies.backoff import Backoff, FullJitter
-from policies.call import Policy
+from policies.call import Handler, Policy
 from policies.clock import Clock, SystemClock
+from policies.degradation import Entitled, everyone
 from policies.events import EventSink, NullSink
 from policies.fleet import Fleet, Replica
 from policies.hedging import HedgingSettings
+from policies.ladder import ClassRungs, LadderSettings
 from policies.outlier import OutlierSettings
 from policies.rates import Rates
+from policies.resume import ResumeSettings
 from policies.retry_budget import BudgetSettings, RetryBudget
 from policies.throttling import ThrottlingSettings
 from policies.timeouts import TimeoutSettings
@@ -43,10 +47,14 @@ class ProfileSettings:
     max_attempts: int = 3
     backoff: Backoff = field(default_factory=FullJitter)
     budget: BudgetSettings = field(default_factory=BudgetSettings)
+    resume: ResumeSettings = field(default_factory=ResumeSettings)
     outlier: OutlierSettings = field(default_factory=OutlierSettings)
     hedging: HedgingSettings = field(default_factory=HedgingSettings)
     throttling: ThrottlingSettings = field(default_factory=ThrottlingSettings)
     eager: EagerSettings = field(default_factory=EagerSettings)
+    ladder: LadderSettings = field(default_factory=LadderSettings)
+    classes: Mapping[str, ClassRungs] = field(default_factory=dict)
+    """Limits on the ladder by class of call; a class that is not named here goes by priority."""
     ttft_objective_s: float = 5.0
     tool_deadline_s: float = 1.0
     default_deadline_s: float = 60.0
@@ -60,7 +68,11 @@ class ProfileSettings:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a pipeline shares with its successors: the fleet, the accounts of work, and the learned rates."""
+    """What a pipeline shares with its successors: the fleet, the accounts of work, and the learned rates.
+
+    ``entitled`` says who may be answered at which rung of the ladder, ``rung_handlers`` who answers at a rung in
+    place of this fleet.
+    """
 
     fleet: Fleet
     ledger: WorkLedger
@@ -68,6 +80,8 @@ class Surroundings:
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.Random)
     sink: EventSink = field(default_factory=NullSink)
+    entitled: Entitled = everyone
+    rung_handlers: Mapping[str, Handler[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A profile says which policies are on; each can be switched off by name, to see what it is worth. The order is
 fixed here and nowhere else::
 
-    deadline → early rejection → (throttling) → retry (backoff, budget) → (hedging)
+    deadline → ladder → early rejection → (throttling) → retry (backoff, budget, resume) → (hedging)
              → dispatch (balance, ejection) → time-outs → handler
 
 Those in brackets are in no profile and are switched on by name.
@@ -22,6 +22,7 @@ from typing import Final, Generic
 from policies import retry_only
 from policies.balance import Balancer, LeastWork, RoundRobin
 from policies.call import Call, Handler, Policy, T, compose
+from policies.degradation import Degradation
 from policies.dispatch import Dispatch
 from policies.early_rejection import EarlyRejection
 from policies.fleet import Replica
@@ -29,6 +30,7 @@ from policies.hedging import Hedging
 from policies.observe import AttemptObserver
 from policies.outlier import OutlierDetection
 from policies.parts import Parts, ProfileSettings, Stage, Surroundings
+from policies.pressure import FleetPressure
 from policies.retry import Retry
 from policies.retry_budget import RetryBudget
 from policies.throttling import ClientThrottling
@@ -59,6 +61,8 @@ class Pipeline(Generic[T]):
     """Longest tool phase; None where nothing but the call's deadline bounds it."""
     default_deadline_s: float | None
     """Deadline of a call whose client names none; None where there is none."""
+    ladder: Degradation | None = None
+    """For what is decided before the pipeline; None where the ladder is off."""
 
     async def __call__(self, call: Call, /) -> T:
         """Answer the call."""
@@ -67,6 +71,24 @@ class Pipeline(Generic[T]):
     def rotation(self) -> Sequence[Replica]:
         """Return the replicas that get new attempts now."""
         return self.dispatch.rotation()
+
+
+def _ladder(parts: Parts) -> Policy:
+    around, knobs = parts.around, parts.knobs
+    return Degradation(
+        knobs.ladder,
+        pressure=FleetPressure(
+            rotation=parts.rotation,
+            ledger=around.ledger,
+            rates=around.rates,
+            objective_s=knobs.ttft_objective_s,
+        ),
+        classes=knobs.classes,
+        entitled=around.entitled,
+        handlers=around.rung_handlers,
+        clock=around.clock,
+        sink=around.sink,
+    )
 
 
 def _early_rejection(parts: Parts) -> Policy:
@@ -87,6 +109,7 @@ def _retry(parts: Parts) -> Policy:
         max_attempts=knobs.max_attempts,
         backoff=knobs.backoff,
         budget=parts.budget,
+        resume=knobs.resume if "resume" in parts.active else None,
         clock=around.clock,
         rng=around.rng,
         sink=around.sink,
@@ -118,6 +141,7 @@ DISPATCH: Final = "dispatch"
 """The stage that is always there: stages before it see a call once, stages after it each attempt."""
 
 STAGES: Final[tuple[Stage | str, ...]] = (
+    Stage("ladder", _ladder, "refusals, where a lesser answer could have been given"),
     Stage("early_rejection", _early_rejection, "answers that would come too late to be of use to anybody"),
     Stage("throttling", _throttling, "a service that spends itself on turning calls away"),
     Stage("retry", _retry, "the loss of one replica, as far as nothing was delivered yet"),
@@ -128,6 +152,7 @@ STAGES: Final[tuple[Stage | str, ...]] = (
 """Outermost first."""
 
 INSIDE: Final[dict[str, str]] = {
+    "resume": "the loss of a replica in mid-stream, of which the client sees nothing then",
     "retry_budget": "retries that keep the fleet overloaded after its cause has gone",
     "ejection": "a replica that fails again and again and would be asked again and again",
     "least_work": "long prompts that pile up at one replica while another idles",
@@ -232,6 +257,7 @@ def build(
         dispatch=dispatch,
         tool_deadline_s=knobs.tool_deadline_s if "tool_deadline" in active else None,
         default_deadline_s=None if profile == "naive" else knobs.default_deadline_s,
+        ladder=next((policy for policy in policies if isinstance(policy, Degradation)), None),
     )
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from chaos import cli, history
+from chaos import cli, commands, history
 from chaos.history import EndRecord, Record
 from chaos.undo import UndoLog
 from chaos.waiting import until
+from cluster import public
 from tests.fakes.cluster import FakeCluster, FakeSubstrate
 from tests.fakes.history import records, write
 
@@ -57,6 +61,8 @@ def _own_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "worker_loss", "--arms", "control,nave"], "'naive'"),
         (["run", "worker_loss", "--on", "compos"], "'compose'"),
         (["up", "--on", "lokal"], "'local'"),
+        (["up", "--small", "many"], "'many' is not a count"),
+        (["up", "--small", "33"], "'33' is not a count"),
         (["rum", "worker_loss"], "'run'"),
         (["calibrate", "slowtool"], "'slow_tool'"),
         (["report", "/nowhere/at/all"], "history.jsonl"),
@@ -78,6 +84,29 @@ def test_wrong_usage_ends_4_and_offers_the_nearest(
         code = int(error.code or 0)
     assert code == 4
     assert offered in capsys.readouterr().err
+
+
+def test_up_passes_the_number_of_small_replicas_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    class Place:
+        name = "local"
+
+        async def up(self) -> None:
+            seen.append(os.environ.get("BROWNOUT_SMALL_REPLICAS"))
+
+        async def endpoints(self) -> SimpleNamespace:
+            return SimpleNamespace(base_url="http://nowhere")
+
+    async def nothing(place: object) -> None:
+        return None
+
+    monkeypatch.setattr(commands, "substrate", lambda name: Place())
+    monkeypatch.setattr(commands, "_healed", nothing)
+    monkeypatch.setenv("BROWNOUT_SMALL_REPLICAS", "1")
+    assert cli.main(["up", "--on", "local"]) == 0
+    assert cli.main(["up", "--on", "local", "--small", "2"]) == 0
+    assert seen == ["1", "2"]
 
 
 @pytest.mark.parametrize("command", [["run", "worker_loss"], ["status"], ["calibrate"]])
@@ -102,6 +131,29 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         "resilient",
     ):
         assert name in out
+
+
+def test_profiles_tells_what_each_contains_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profiles"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("profile naive: no policy")
+    resilient = out.split("profile resilient")[1].split("in no profile")[0]
+    places = [resilient.index(f"  {name} ") for name in public.PROFILE_POLICIES["resilient"]]
+    assert places == sorted(places)
+    assert re.search(r"ladder +protects from refusals", resilient)
+    assert "hedging" not in resilient
+
+
+def test_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profiles", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["profiles"]["naive"] == []
+    assert {name: tuple(one["policy"] for one in told["profiles"][name]) for name in public.PROFILES} == (
+        public.PROFILE_POLICIES
+    )
+    ejection = next(one for one in told["profiles"]["resilient"] if one["policy"] == "ejection")
+    assert ejection == {"policy": "ejection", "protects_from": public.PROTECTS["ejection"], "stage": False}
+    assert [one["policy"] for one in told["optional"]] == list(public.OPTIONAL_POLICIES)
 
 
 def test_heal_without_anything_in_force(capsys: pytest.CaptureFixture[str]) -> None:

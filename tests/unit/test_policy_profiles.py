@@ -6,6 +6,7 @@ import ast
 import asyncio
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,17 @@ from policies.early_rejection import EarlyRejection
 from policies.errors import AttemptTimeout, DeadlineExceeded, Overloaded, ReplicaLost
 from policies.events import NullSink
 from policies.fleet import Fleet, Replica
-from policies.parts import ProfileSettings, Surroundings
-from policies.profiles import POLICIES, PROFILES, Pipeline, UnknownName, active_policies, build
+from policies.parts import ProfileSettings, Stage, Surroundings
+from policies.profiles import (
+    OPTIONAL,
+    POLICIES,
+    PROFILES,
+    PROTECTS,
+    Pipeline,
+    UnknownName,
+    active_policies,
+    build,
+)
 from policies.rates import Rates
 from policies.work import Work, WorkLedger
 from tests.fakes.policy_bench import CLOCK, Remembering, Script, call
@@ -33,6 +43,37 @@ def surroundings(count: int = 3, sink: Remembering | None = None) -> Surrounding
 def test_the_names_are_those_that_the_outside_knows() -> None:
     assert POLICIES == public.POLICIES
     assert tuple(PROFILES) == public.PROFILES
+
+
+def test_every_policy_says_in_one_line_what_it_protects_from() -> None:
+    assert set(PROTECTS) == {*POLICIES, *OPTIONAL} == set(public.PROTECTS)
+    for name, line in PROTECTS.items():
+        assert 10 <= len(line) <= 100, f"{name} says nothing of use in one line: {line!r}"
+        assert line[0].islower() or line[0].isdigit(), f"{name}: it goes on after 'protects from'"
+        assert not line.endswith("."), name
+
+
+def test_a_policy_that_says_nothing_cannot_be_added() -> None:
+    with pytest.raises(TypeError, match="protects"):
+        Stage("silent", lambda parts: PassThrough())  # type: ignore[call-arg]
+
+
+def test_the_ladder_is_outermost_and_answers_less_before_anybody_refuses() -> None:
+    async def main() -> tuple[str, str]:
+        around = surroundings(1)
+        held = around.ledger.reserve(around.fleet.replicas[0], Work(30_000, 0))
+
+        class Cutting:
+            def at(self, one: Call, rung: str) -> Call | None:
+                if rung == "short_output":
+                    held.release()  # what makes room for the lesser call
+                return replace(one, payload=rung)
+
+        one = call(degradable=Cutting())
+        answer = await build("resilient", Script(), around)(one)
+        return answer, one.delivery.rung
+
+    assert run(main()) == ("answer", "short_output")
 
 
 def test_naive_has_no_policy_and_resilient_has_all() -> None:
