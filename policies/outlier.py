@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from policies.clock import Clock, SystemClock
-from policies.errors import AttemptError, AttemptTimeout
+from policies.errors import AttemptError, AttemptTimeout, EngineStalled
 from policies.events import EventSink, NullSink
 from policies.fleet import Fleet, Replica
 from policies.observe import AttemptObserver, ObservedAttempt
@@ -116,12 +116,17 @@ class OutlierDetection(AttemptObserver):
             self._probed(replica, late=usual is not None and rule.is_late(lateness, usual))
 
     def ended(self, attempt: ObservedAttempt, error: AttemptError | None) -> None:
-        """Count how it ended; cancelled ones say nothing, nor do those sent before their replica returned."""
+        """Count how it ended.
+
+        Cancelled ones say nothing, nor do those sent before their replica returned, nor does a first token waited for
+        in vain behind full batch slots: that replica is busy, which is no illness.
+        """
         replica = attempt.replica
         trial = self._standings.trial(replica)
         probe = trial is not None and trial.heard_of(attempt)
-        if error is not None and (trial is None or probe or attempt.started_at >= trial.began_at):
-            self.failed(replica, error)
+        if error is not None and not _queued_in_vain(attempt, error):
+            if trial is None or probe or attempt.started_at >= trial.began_at:
+                self.failed(replica, error)
         elif attempt.outcome == "ok":
             self._went_well(replica)
             if probe:
@@ -199,3 +204,8 @@ class OutlierDetection(AttemptObserver):
         for outcomes in others:
             outcomes.forget(now)
         return others
+
+
+def _queued_in_vain(attempt: ObservedAttempt, error: AttemptError) -> bool:
+    late = isinstance(error, AttemptTimeout) and not isinstance(error, EngineStalled)
+    return late and error.reached is Reached.HEADERS and attempt.expected_ttft_s is None
