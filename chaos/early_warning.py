@@ -11,7 +11,7 @@ a kill takes a moment, and connections may be lost before it returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -43,6 +43,7 @@ SIGNALS: Final = (
     SignalSpec("retry_rate", "Retry rate", "ratio", 0.01, "retries for each recent call"),
     SignalSpec("headroom", "Headroom", "ratio", 0.1, "1 - offered work / capacity; below 0 is saturated"),
     SignalSpec("live_replicas", "Live replicas", "replicas", 0.5, "replicas in rotation"),
+    SignalSpec("preemptions", "Preemptions", "sequences", 1.0, "sequences thrown out for want of cache"),
 )
 ATTEMPT_ERRORS: Final = SignalSpec(
     "attempt_errors", "Failed attempts", "attempts", 1.0, "attempts at a replica that failed"
@@ -70,7 +71,7 @@ class EarlyWarning:
     felt_by: str
     """What the first user who felt it saw, in words."""
     limit_s: float | None
-    """The wait for a first token that counts as felt."""
+    """The wait for a first token that counts as felt; of the class with the shortest."""
 
     @property
     def earliest(self) -> Movement | None:
@@ -134,14 +135,17 @@ def _attempt_errors(arm: ArmEvidence, fault_at: float) -> Movement:
     )
 
 
-def _felt(calls: Iterable[CallRecord], fault_at: float, limit_s: float | None) -> tuple[float | None, str]:
+def _felt(
+    calls: Iterable[CallRecord], fault_at: float, limit_of: Callable[[CallRecord], float]
+) -> tuple[float | None, str]:
     felt: list[tuple[float, str]] = []
     for call in calls:
         if call.ended_at < fault_at:
             continue
+        limit_s = limit_of(call)
         if not answered(call):
             felt.append((call.ended_at, f"call {call.n} ended {call.outcome}"))
-        if limit_s is not None and call.stream and call.ended_at - call.scheduled_at > limit_s:
+        if call.stream and call.ended_at - call.scheduled_at > limit_s:
             waited_until = call.scheduled_at + limit_s
             first = call.first_token_at
             if (first is None or first > waited_until) and waited_until >= fault_at:
@@ -169,13 +173,9 @@ def warnings(measures: Measures) -> tuple[EarlyWarning, ...]:
         movements = [
             Movement(spec, *_movement(arm, spec, fault_at), spec.name in by_themselves) for spec in SIGNALS
         ]
-        limits = [
-            result.limit
-            for result in measures.results(arm.name)
-            if result.objective.statistic.startswith("ttft") and result.limit is not None
-        ]
-        limit_s = min(limits, default=None)
-        felt_after_s, felt_by = _felt(arm.calls, fault_at, limit_s)
+        felt_after_s, felt_by = _felt(arm.calls, fault_at, lambda call: measures.goodness.of(call).ttft_s)
+        limit_s = min((limits.ttft_s for limits in measures.goodness.by_class.values()), default=math.inf)
         movements.append(_attempt_errors(arm, fault_at))
-        found.append(EarlyWarning(arm.name, tuple(movements), felt_after_s, felt_by, limit_s))
+        limit = limit_s if math.isfinite(limit_s) else None
+        found.append(EarlyWarning(arm.name, tuple(movements), felt_after_s, felt_by, limit))
     return tuple(found)

@@ -101,6 +101,12 @@ class ArmEvidence:
         """Return when a phase began, or None."""
         return next((record.at for record in self.phases if record.phase == phase), None)
 
+    def resumed(self) -> frozenset[str]:
+        """Return the ids of the requests whose stream went on from another replica."""
+        return frozenset(
+            str(event.detail.get("request_id", "")) for event in self.events if event.event == "resumed"
+        )
+
     def attempts(self) -> tuple[Attempt, ...]:
         """Return the attempts that the gateway reported, by start."""
         started: dict[tuple[str, int], GatewayEventRecord] = {}

@@ -5,9 +5,10 @@ A scenario (``chaos/scenarios/*.py``) is one :class:`Experiment`. Nothing here t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
+from chaos.history import SignalRecord
 from chaos.names import require
 from chaos.slis import STATISTICS
 
@@ -152,6 +153,15 @@ class Sign:
 
     signal: str
     rise: float
+
+    def __post_init__(self) -> None:
+        """Refuse a signal that is not sampled.
+
+        Raises:
+            UnknownName: the text offers the nearest names.
+        """
+        sampled = [one.name for one in fields(SignalRecord) if one.name not in ("arm", "at")]
+        require("signal", self.signal, sampled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from chaos import slo
+from chaos import course, slo
+from chaos.course import Course
 from chaos.evidence import ArmEvidence, Evidence
-from chaos.experiment import Objective
+from chaos.experiment import GOODPUT, OF_AN_ARM, Objective
+from chaos.goodness import Goodness, goodness
 from chaos.history import CallRecord
-from chaos.selectors import Selection, SelectionError, select
+from chaos.selectors import ALL, Scope, Selection, SelectionError, select
 from chaos.slo import Estimate, Statistic
 
 Standing = Literal["kept", "broken", "unknown", "reference"]
-"""What an arm did with an objective; ``reference`` is the control arm under an objective relative to itself."""
+"""What an arm did with an objective; ``reference`` is the control arm where the objective is about a fault, or relative
+to that arm itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,24 @@ class ArmMeasures:
     all_outcomes: Mapping[str, int]
     cut_streams: tuple[CallRecord, ...]
     amplification: Amplification | None
+    selections: Mapping[Scope, Selection] = field(default_factory=dict)
+    """The counted calls of each objective that has others than the experiment's."""
+    problems: Mapping[Scope, str] = field(default_factory=dict)
+    """Why those cannot be told."""
+    courses: Mapping[str, Course] = field(default_factory=dict)
+    """What the arm's course tells (:mod:`chaos.course`), by the statistic's name."""
 
     @property
     def counted(self) -> tuple[CallRecord, ...]:
         return self.selection.calls if self.selection else ()
+
+    def within(self, scope: Scope) -> Selection | None:
+        """Return the calls that an objective is about, or None when they cannot be told."""
+        return self.selection if scope == ALL else self.selections.get(scope)
+
+    def why_not(self, scope: Scope) -> str:
+        """Return why the calls of an objective cannot be told; empty when they can."""
+        return self.problem if scope == ALL else self.problems.get(scope, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +102,7 @@ class Measures:
     arms: tuple[ArmMeasures, ...]
     objectives: tuple[ObjectiveResult, ...]
     resamples: int
+    goodness: Goodness
 
     def of(self, arm: ArmEvidence | None) -> ArmMeasures | None:
         """Return the measures of an arm, or None when there is no arm."""
@@ -95,16 +113,27 @@ class Measures:
         return tuple(result for result in self.objectives if result.arm == arm)
 
     def compare(
-        self, name: str, a: ArmMeasures, b: ArmMeasures, combine: Callable[[float, float], float]
+        self,
+        name: str,
+        a: ArmMeasures,
+        b: ArmMeasures,
+        combine: Callable[[float, float], float],
+        scope: Scope = ALL,
     ) -> Estimate:
-        """Return ``combine(a, b)`` of a statistic, paired on the same arrivals.
+        """Return ``combine(a, b)`` of a statistic over the calls of a scope, paired on the same arrivals.
 
         Raises:
             KeyError: no such statistic.
         """
+        if name in OF_AN_ARM and name != GOODPUT:
+            left, right = a.courses.get(name), b.courses.get(name)
+            return course.compare(left, right, combine) if left and right else Estimate(None, None, None, 0)
+        ours, theirs = a.within(scope), b.within(scope)
+        if ours is None or theirs is None:
+            return Estimate(None, None, None, 0)
         seed = f"{self.evidence.seed}/{a.evidence.name}/{b.evidence.name}"
-        statistic = _statistics(self.evidence, a.selection)[name]
-        return slo.compare(statistic, a.counted, b.counted, combine, seed, self.resamples)
+        statistic = _statistics(self.goodness, ours)[name]
+        return slo.compare(statistic, ours.calls, theirs.calls, combine, seed, self.resamples)
 
 
 def is_cut(call: CallRecord) -> bool:
@@ -112,16 +141,11 @@ def is_cut(call: CallRecord) -> bool:
     return call.stream and call.first_token_at is not None and call.outcome == "failed"
 
 
-def _statistics(evidence: Evidence, selection: Selection | None) -> dict[str, Statistic]:
-    """Return all statistics; ``goodput`` takes its window from the selection, its limits from absolute objectives."""
+def _statistics(good: Goodness, selection: Selection | None) -> dict[str, Statistic]:
+    """Return all statistics over calls; ``goodput`` takes its window from the selection."""
     every = dict(slo.STATISTICS)
     if selection and selection.window_s > 0:
-        limits = {"ttft": math.inf, "e2e": math.inf}
-        for objective in evidence.experiment.objectives:
-            kind = objective.statistic.split("_", 1)[0]
-            if kind in limits and not objective.relative_to_control:
-                limits[kind] = min(limits[kind], objective.limit + objective.allowance_s)
-        every["goodput"] = slo.goodput(selection.window_s, limits["ttft"], limits["e2e"])
+        every[GOODPUT] = slo.goodput(selection.window_s, good.good)
     return every
 
 
@@ -148,17 +172,26 @@ def _prompt_tokens(evidence: Evidence) -> dict[int, int]:
     return lengths
 
 
-def _measure_arm(
-    evidence: Evidence, arm: ArmEvidence, prompt_tokens: Mapping[int, int], resamples: int
-) -> ArmMeasures:
-    selection, problem = None, ""
+def _selected(evidence: Evidence, arm: ArmEvidence, scope: Scope) -> tuple[Selection | None, str]:
     try:
-        selection = select(evidence, arm)
+        return select(evidence, arm, scope), ""
     except SelectionError as error:
-        problem = str(error)
+        return None, str(error)
+
+
+def _measure_arm(
+    evidence: Evidence,
+    arm: ArmEvidence,
+    prompt_tokens: Mapping[int, int],
+    resamples: int,
+    good: Goodness,
+) -> ArmMeasures:
+    selection, problem = _selected(evidence, arm, ALL)
+    scopes = {objective.scope for objective in evidence.experiment.objectives} - {ALL}
+    scoped = {scope: _selected(evidence, arm, scope) for scope in sorted(scopes)}
     calls = selection.calls if selection else ()
     seed = f"{evidence.seed}/{arm.name}"
-    wanted = _statistics(evidence, selection)
+    wanted = _statistics(good, selection)
     gaps = [gap for call in calls for gap in slo.gaps_s(call)]
     return ArmMeasures(
         evidence=arm,
@@ -173,7 +206,24 @@ def _measure_arm(
         all_outcomes=dict(Counter(call.outcome for call in arm.calls)),
         cut_streams=tuple(call for call in arm.calls if is_cut(call)),
         amplification=_amplification(arm, prompt_tokens),
+        selections={scope: found for scope, (found, _) in scoped.items() if found is not None},
+        problems={scope: why for scope, (_, why) in scoped.items() if why},
+        courses=course.courses(evidence, arm, evidence.role("control"), good.good, resamples),
     )
+
+
+def _value(measures: Measures, arm: ArmMeasures, objective: Objective) -> Estimate:
+    """Return what an arm did by an objective's statistic, over the objective's own calls."""
+    name, selection = objective.statistic, arm.within(objective.scope)
+    if name in OF_AN_ARM and name != GOODPUT:
+        return arm.courses[name].estimate if name in arm.courses else Estimate(None, None, None, 0, "s")
+    if objective.scope == ALL:
+        return arm.statistics.get(name, Estimate(None, None, None, 0))
+    statistics = _statistics(measures.goodness, selection)
+    if selection is None or name not in statistics:
+        return Estimate(None, None, None, 0)
+    seed = f"{measures.evidence.seed}/{arm.evidence.name}/{objective.scope}"
+    return slo.estimate(statistics[name], selection.calls, seed, measures.resamples)
 
 
 def _holds(value: float, limit: float, higher_is_better: bool) -> bool:
@@ -184,27 +234,34 @@ def _result(
     measures: Measures, arm: ArmMeasures, control: ArmMeasures | None, objective: Objective
 ) -> ObjectiveResult:
     name, arm_name = objective.statistic, arm.evidence.name
-    value = arm.statistics.get(name, Estimate(None, None, None, 0))
+    value = _value(measures, arm, objective)
 
     def unknown(reason: str) -> ObjectiveResult:
         return ObjectiveResult(arm_name, objective, value, None, None, "unknown", False, reason)
 
-    if value.value is None:
-        return unknown(arm.problem or f"no counted call gives a {name}")
-    higher_is_better = _statistics(measures.evidence, arm.selection)[name].higher_is_better
     limit = bound = objective.limit + objective.allowance_s
+    if arm is control and name in OF_AN_ARM and (name != GOODPUT or objective.relative_to_capacity):
+        return ObjectiveResult(arm_name, objective, value, None, None, "reference", True)
+    if value.value is None:
+        return unknown(arm.why_not(objective.scope) or f"no counted call gives a {name}")
+    higher_is_better = objective.higher_is_better
+    if objective.relative_to_capacity:
+        whole = max(measures.evidence.calibrations, key=lambda record: record.replicas, default=None)
+        if whole is None or whole.calls_per_s <= 0:
+            return unknown("the history has no calibrated capacity to compare with")
+        limit = bound = objective.limit * whole.calls_per_s
     judged, ratio = value, None
     if objective.relative_to_control:
         if control is None:
             return unknown("the control arm was not run")
-        reference = control.statistics[name].value if name in control.statistics else None
+        reference = _value(measures, control, objective).value
         if reference is None or not math.isfinite(reference):
             return unknown(f"the control arm has no finite {name} to compare with")
         limit = objective.limit * reference + objective.allowance_s
         bound = slo.ratio(limit, reference)
         if arm is control:
             return ObjectiveResult(arm_name, objective, value, limit, None, "reference", True)
-        judged = ratio = measures.compare(name, arm, control, slo.ratio)
+        judged = ratio = measures.compare(name, arm, control, slo.ratio, objective.scope)
     kept = _holds(value.value, limit, higher_is_better)
     ends = [end for end in (judged.low, judged.high) if end is not None]
     certain = len(ends) == 2 and all(_holds(end, bound, higher_is_better) == kept for end in ends)
@@ -215,10 +272,17 @@ def _result(
 def measure(evidence: Evidence, resamples: int = slo.RESAMPLES) -> Measures:
     """Compute every number of a run; the same evidence gives the same numbers."""
     prompt_tokens = _prompt_tokens(evidence)
-    arms = tuple(_measure_arm(evidence, arm, prompt_tokens, resamples) for arm in evidence.arms)
-    bare = Measures(evidence, arms, (), resamples)
+    good = goodness(evidence.experiment, lambda objective: _control_value(evidence, objective))
+    arms = tuple(_measure_arm(evidence, arm, prompt_tokens, resamples, good) for arm in evidence.arms)
+    bare = Measures(evidence, arms, (), resamples, good)
     control = bare.of(evidence.role("control"))
     results = tuple(
         _result(bare, arm, control, objective) for arm in arms for objective in evidence.experiment.objectives
     )
-    return Measures(evidence, arms, results, resamples)
+    return Measures(evidence, arms, results, resamples, good)
+
+
+def _control_value(evidence: Evidence, objective: Objective) -> float | None:
+    control = evidence.role("control")
+    found, _ = _selected(evidence, control, objective.scope) if control else (None, "")
+    return slo.STATISTICS[objective.statistic].of(found.calls) if found else None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from chaos.course import reverted_offset_s
 from chaos.evidence import ArmEvidence, Evidence
 from chaos.history import CallRecord, FaultRecord
 from chaos.names import UnknownName, require
@@ -63,8 +64,12 @@ def _within(arm: ArmEvidence, start_s: float, end_s: float) -> set[int]:
     return {call.n for call in arm.calls if start_s <= call.offset_s < end_s}
 
 
-def awaiting_requests(arm: ArmEvidence, injected: FaultRecord) -> frozenset[str]:
+def awaiting_requests(
+    arm: ArmEvidence, injected: FaultRecord, *, streams_too: bool = False
+) -> frozenset[str]:
     """Return the ids of the requests that awaited their first token on the victim when the fault struck.
+
+    With ``streams_too`` also of those that had it: all that the victim held.
 
     The gateway's events decide: an attempt on the victim that had begun by ``injected``, had not ended before the
     fault began to strike, and had no first token by ``injected``. Both moments are used because ending a process
@@ -87,25 +92,39 @@ def awaiting_requests(arm: ArmEvidence, injected: FaultRecord) -> frozenset[str]
             for attempt in on_victim
             if attempt.started_at <= injected.at
             and (attempt.ended_at is None or attempt.ended_at >= since)
-            and (attempt.first_token_at is None or attempt.first_token_at > injected.at)
+            and (streams_too or attempt.first_token_at is None or attempt.first_token_at > injected.at)
         )
     if "awaiting" not in injected.detail:
         raise SelectionError(
             f"arm {arm.name!r}: neither the gateway's events nor the fault say which calls awaited their "
             f"first token on {victim}"
         )
-    return frozenset(str(request) for request in injected.detail["awaiting"])
+    told = [*injected.detail["awaiting"], *(injected.detail.get("streaming") or () if streams_too else ())]
+    return frozenset(str(request) for request in told)
 
 
 def worker_loss_window(evidence: Evidence, arm: ArmEvidence) -> Selection:
     """Calls that awaited their first token on the victim at the fault, and those of the ten seconds after it."""
+    return _around_the_loss(evidence, arm, streams_too=False)
+
+
+def loss_window(evidence: Evidence, arm: ArmEvidence) -> Selection:
+    """Calls that the victim held at the fault, streams that had begun too, and those of the ten seconds after it."""
+    return _around_the_loss(evidence, arm, streams_too=True)
+
+
+def _around_the_loss(evidence: Evidence, arm: ArmEvidence, *, streams_too: bool) -> Selection:
     start_s = fault_offset_s(evidence, arm)
     end_s = start_s + WORKER_LOSS_WINDOW_S
     awaiting: frozenset[int] = frozenset()
+    held: frozenset[int] = frozenset()
     if arm.arm.fault and (injected := arm.step("injected")) is not None:
         requests = awaiting_requests(arm, injected)
-        awaiting = frozenset(call.n for call in arm.calls if call.request_id in requests)
-    chosen = awaiting | _within(arm, start_s, end_s)
+        awaiting = held = frozenset(call.n for call in arm.calls if call.request_id in requests)
+        if streams_too:
+            requests = awaiting_requests(arm, injected, streams_too=True)
+            held = frozenset(call.n for call in arm.calls if call.request_id in requests)
+    chosen = held | _within(arm, start_s, end_s)
     return Selection(tuple(c for c in arm.calls if c.n in chosen), awaiting, start_s, end_s)
 
 
@@ -120,23 +139,49 @@ def hold_window(evidence: Evidence, arm: ArmEvidence) -> Selection:
     return Selection(tuple(c for c in arm.calls if c.n in chosen), frozenset(), start_s, end_s)
 
 
+def after_revert(evidence: Evidence, arm: ArmEvidence) -> Selection:
+    """Calls that arrive after the fault was taken back, until the arm's last."""
+    start_s = reverted_offset_s(evidence, arm)
+    if start_s is None:
+        raise SelectionError(f"arm {arm.name!r}: its fault was not taken back, so nothing came after that")
+    phases = evidence.experiment.phases
+    end_s = max(start_s, evidence.scheduled_fault_s + phases.hold_s + phases.recovery_s)
+    chosen = _within(arm, start_s, end_s)
+    return Selection(tuple(c for c in arm.calls if c.n in chosen), frozenset(), start_s, end_s)
+
+
 SELECTORS: Final[Mapping[str, Selector]] = {
     "worker_loss_window": worker_loss_window,
+    "loss_window": loss_window,
     "hold_window": hold_window,
+    "after_revert": after_revert,
 }
+Scope = tuple[str, str, float]
+"""Which calls an objective is about: class (empty: all), selector (empty: the experiment's), seconds left out."""
+ALL: Final[Scope] = ("", "", 0.0)
 
 
-def select(evidence: Evidence, arm: ArmEvidence) -> Selection:
-    """Return the counted calls of an arm, as the experiment's selector says.
+def select(evidence: Evidence, arm: ArmEvidence, scope: Scope = ALL) -> Selection:
+    """Return the counted calls of an arm, as the experiment's selector or that of an objective says.
 
     Raises:
         SelectionError: an unknown selector, or a history from which they cannot be told.
     """
+    call_class, counted, from_s = scope
     try:
-        name = require("selector", evidence.experiment.counted, SELECTORS)
+        name = require("selector", counted or evidence.experiment.counted, SELECTORS)
     except UnknownName as error:
         raise SelectionError(str(error)) from error
-    return SELECTORS[name](evidence, arm)
+    found = SELECTORS[name](evidence, arm)
+    if not call_class and not from_s:
+        return found
+    since_s = found.start_s + from_s
+    calls = tuple(
+        call
+        for call in found.calls
+        if call_class in ("", call.call_class) and (not from_s or call.offset_s >= since_s)
+    )
+    return Selection(calls, found.awaiting & {call.n for call in calls}, since_s, found.end_s)
 
 
 def meaning(name: str) -> str:

@@ -36,7 +36,9 @@ GATEWAY_METRICS = frozenset(
         public.METRIC_TTFT,
     }
 )
-REPLICA_METRICS = frozenset({public.VLLM_KV_USAGE, public.VLLM_RUNNING, public.VLLM_WAITING})
+REPLICA_METRICS = frozenset(
+    {public.VLLM_KV_USAGE, public.VLLM_RUNNING, public.VLLM_WAITING, public.VLLM_PREEMPTIONS}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,11 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 
 def signal_record(
-    arm: str, now: GatewayReading, before: GatewayReading | None, cache_occupancy: float | None
+    arm: str,
+    now: GatewayReading,
+    before: GatewayReading | None,
+    cache_occupancy: float | None,
+    preemptions: float | None = None,
 ) -> SignalRecord:
     """Return the signals of a moment; ``before`` is the reading at the beginning of the window."""
     calls = increase(before.calls, now.calls) if before else None
@@ -97,6 +103,7 @@ def signal_record(
         retry_rate=_share(increase(before.retries, now.retries), calls) if before else None,
         headroom=now.gauges[public.METRIC_HEADROOM],
         live_replicas=now.gauges[public.METRIC_LIVE_REPLICAS],
+        preemptions=preemptions,
     )
 
 
@@ -119,11 +126,12 @@ async def replica_samples(admin: Admin, timeout_s: float = 1.0) -> dict[str, lis
     return pages
 
 
-async def occupancy(admin: Admin) -> float | None:
-    """Return the mean KV cache usage of the replicas that answer, 0 to 1; None when none does."""
-    pages = await replica_samples(admin)
-    usages = [usage for page in pages.values() if (usage := total(page, public.VLLM_KV_USAGE)) is not None]
-    return sum(usages) / len(usages) if usages else None
+async def of_replicas(admin: Admin) -> tuple[float | None, float | None]:
+    """Return the mean KV cache usage, 0 to 1, and the sum of preemptions of the replicas that answer."""
+    pages = (await replica_samples(admin)).values()
+    usages = [usage for page in pages if (usage := total(page, public.VLLM_KV_USAGE)) is not None]
+    thrown = [count for page in pages if (count := total(page, public.VLLM_PREEMPTIONS)) is not None]
+    return sum(usages) / len(usages) if usages else None, sum(thrown) if thrown else None
 
 
 class SignalSampler:
@@ -135,6 +143,7 @@ class SignalSampler:
         self._sink = sink
         self._readings: deque[GatewayReading] = deque()
         self._occupancy: float | None = None
+        self._preemptions: float | None = None
 
     async def run(self) -> None:
         """Sample for ever."""
@@ -156,18 +165,23 @@ class SignalSampler:
 
     async def _read_replicas(self) -> None:
         try:
-            self._occupancy = await occupancy(self._admin)
+            self._occupancy, self._preemptions = await of_replicas(self._admin)
         except AdminError:
-            self._occupancy = None
+            self._occupancy = self._preemptions = None
 
     async def _sample(self) -> SignalRecord:
         try:
             page = await self._admin.text(f"{self._admin.endpoints.admin_url}/metrics")
             now = gateway_reading(page, time.time())
         except (AdminError, ValueError):
-            return SignalRecord(arm=self._arm, at=time.time(), cache_occupancy=self._occupancy)
+            return SignalRecord(
+                arm=self._arm,
+                at=time.time(),
+                cache_occupancy=self._occupancy,
+                preemptions=self._preemptions,
+            )
         while self._readings and now.at - self._readings[0].at > WINDOW_S:
             self._readings.popleft()
         before = self._readings[0] if self._readings else None
         self._readings.append(now)
-        return signal_record(self._arm, now, before, self._occupancy)
+        return signal_record(self._arm, now, before, self._occupancy, self._preemptions)

@@ -53,23 +53,20 @@ TOKEN_SHARE: Final = 5
 """Statistics over token gaps, many for each call, get this many times fewer resamples: each costs that much more."""
 
 
-def goodput(window_s: float, ttft_limit_s: float = math.inf, e2e_limit_s: float = math.inf) -> Statistic:
-    """Return the statistic "calls a second that were answered within these limits".
+def goodput(window_s: float, good: Callable[[CallRecord], bool] = answered) -> Statistic:
+    """Return the statistic "good calls a second".
 
     Args:
         window_s: length of the window from which the counted calls come, in seconds, above 0.
-        ttft_limit_s: longest TTFT of a good stream.
-        e2e_limit_s: longest E2E of a good call.
+        good: which calls are good, e.g. those within the limits of their class (:mod:`chaos.goodness`).
     """
     if window_s <= 0:
         raise ValueError(f"window_s is {window_s!r}; goodput needs a window longer than 0 s")
 
-    def good(call: CallRecord) -> Values:
-        first, whole = ttft_s(call), e2e_s(call)
-        within = (first is None or first <= ttft_limit_s) and whole is not None and whole <= e2e_limit_s
-        return (1.0 if answered(call) and within else 0.0,)
+    def sample(call: CallRecord) -> Values:
+        return (1.0 if good(call) else 0.0,)
 
-    return Statistic("goodput", "1/s", True, good, lambda values: sum(values) / window_s)
+    return Statistic("goodput", "1/s", True, sample, lambda values: sum(values) / window_s)
 
 
 def _interval(draws: list[float]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from chaos.checks import claims, evidence, faults, streams, surroundings
+from chaos.checks import claims, evidence, faults, signs, streams, surroundings
 from chaos.checks.check import Check, Checker, Status, crashed, run
 
 CHECKERS: Final[Sequence[Checker]] = (
@@ -16,6 +16,7 @@ CHECKERS: Final[Sequence[Checker]] = (
     claims.fault_has_teeth,
     claims.policies_work,
     claims.control_healthy,
+    signs.path_taken,
     # whether the numbers may be believed
     evidence.history_complete,
     evidence.same_arrivals,
@@ -29,6 +30,7 @@ CHECKERS: Final[Sequence[Checker]] = (
     faults.fault_reverted,
     # what holds in every arm, always
     streams.stream_integrity,
+    streams.streams_unaltered,
     streams.visible_failures,
     surroundings.found_by_the_runner,
 )

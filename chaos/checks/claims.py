@@ -14,7 +14,8 @@ from chaos.text import estimate, number
 def _said(result: ObjectiveResult) -> str:
     """Return an objective's result in words: ``ttft_p95 <= 3 x control: 0.31 s, limit 0.44 s``."""
     text = f"{result.objective.describe()}: {number(result.value.value, result.value.unit)}"
-    if result.objective.relative_to_control and result.limit is not None:
+    relative = result.objective.relative_to_control or result.objective.relative_to_capacity
+    if relative and result.limit is not None:
         text += f", limit {number(result.limit, result.value.unit)}"
     return text
 
@@ -23,9 +24,15 @@ def improvement(
     measures: Measures, result: ObjectiveResult, worse: ArmMeasures, better: ArmMeasures
 ) -> slo.Estimate:
     """Return how much better the second arm is, positive when it is better, paired on the same arrivals."""
-    name = result.objective.statistic
-    pair = (better, worse) if result.objective.higher_is_better else (worse, better)
-    return measures.compare(name, *pair, slo.difference)
+    objective = result.objective
+    pair = (better, worse) if objective.higher_is_better else (worse, better)
+    return measures.compare(objective.statistic, *pair, slo.difference, objective.scope)
+
+
+def _lacking(arm: ArmMeasures) -> str:
+    """Return in words what the arm that shows the fault's teeth goes without."""
+    profile = arm.evidence.arm.profile
+    return "with the policies off" if profile == "naive" else f"with the profile {profile!r}"
 
 
 def control_healthy(measures: Measures) -> Iterator[Check]:
@@ -34,7 +41,11 @@ def control_healthy(measures: Measures) -> Iterator[Check]:
     if control is None:
         yield Check("control_healthy", "inconclusive", "the control arm was not run")
         return
-    absolute = [r for r in measures.results(control.evidence.name) if not r.objective.relative_to_control]
+    absolute = [
+        r
+        for r in measures.results(control.evidence.name)
+        if not r.objective.relative_to_control and r.standing != "reference"
+    ]
     bad = [r for r in absolute if r.standing != "kept"]
     if bad:
         what = "; ".join(r.reason or _said(r) for r in bad)
@@ -74,7 +85,8 @@ def fault_has_teeth(measures: Measures) -> Iterator[Check]:
         yield Check("fault_has_teeth", "inconclusive", f"cannot be told: {why}", arm)
     else:
         kept = "; ".join(_said(r) for r in results)
-        summary = f"the fault has no teeth: with the policies off every objective was kept ({kept})"
+        how = _lacking(naive)
+        summary = f"the fault has no teeth: {how} every objective was kept ({kept})"
         yield Check("fault_has_teeth", "fail", summary, arm)
 
 
@@ -90,12 +102,12 @@ def _significance(measures: Measures, naive: ArmMeasures, broken: list[Objective
         r.objective.statistic: {"difference": gain.value, "low": gain.low, "high": gain.high}
         for r, gain in found
     }
-    result, gain = (significant or found)[0]
+    (result, gain), how = (significant or found)[0], _lacking(naive)
     if significant:
-        summary = f"with the policies off it breaks {_said(result)}; the policies gain {estimate(gain)}"
+        summary = f"{how} it breaks {_said(result)}; the policies gain {estimate(gain)}"
         return Check("fault_has_teeth", "pass", summary, arm, detail)
     summary = (
-        f"with the policies off it breaks {_said(result)}, but the difference to arm "
+        f"{how} it breaks {_said(result)}, but the difference to arm "
         f"{resilient.evidence.name!r} is not significant: {estimate(gain)}"
     )
     return Check("fault_has_teeth", "inconclusive", summary, arm, detail)

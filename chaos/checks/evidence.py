@@ -8,13 +8,17 @@ from typing import Final
 from chaos import slo
 from chaos.checks.check import Check, Status
 from chaos.evidence import ArmEvidence, Evidence
+from chaos.experiment import TIME_TO_DETECT, TIME_TO_RECOVER
 from chaos.history import CallRecord
 from chaos.measures import Measures
+from chaos.selectors import ALL
 from chaos.text import count, number
 
 CALIBRATION_TOLERANCE: Final = 0.15
 LATE_SEND_S: Final = 0.5
 """A load generator whose p99 send is later than this measures itself."""
+FEWEST_OF_AN_OBJECTIVE: Final = 20
+"""Calls of its own that an objective about a class or another window needs at least."""
 
 
 def history_complete(measures: Measures) -> Iterator[Check]:
@@ -37,7 +41,7 @@ def history_complete(measures: Measures) -> Iterator[Check]:
 
 def _arrival(call: CallRecord) -> tuple[object, ...]:
     # Not prompt_tokens: it comes from the answer, and a call that failed has none.
-    return round(call.offset_s, 6), call.prompt_sha, call.max_tokens, call.stream
+    return round(call.offset_s, 6), call.prompt_sha, call.max_tokens, call.stream, call.call_class
 
 
 def _doubled_or_lost(arm: ArmEvidence) -> str:
@@ -51,23 +55,31 @@ def _doubled_or_lost(arm: ArmEvidence) -> str:
 
 
 def same_arrivals(measures: Measures) -> Iterator[Check]:
-    """Every arm was sent the same calls at the same offsets; an arm that ended sooner may have fewer at its end."""
+    """Every arm was sent the same calls at the same offsets; an arm that ended sooner may have fewer at its end.
+
+    What a burst added is the same in all arms that had the burst, and in no other.
+    """
     arms = measures.evidence.arms
     if len(arms) < 2:
         yield Check("same_arrivals", "inconclusive", "fewer than two arms: nothing to compare")
         return
-    first = {call.n: _arrival(call) for call in arms[0].calls}
     problems = [problem for arm in arms if (problem := _doubled_or_lost(arm))]
-    shared = len(first)
-    for arm in arms[1:]:
-        both = [call for call in arm.calls if call.n in first]
-        shared = min(shared, len(both))
-        different = [call.n for call in both if first[call.n] != _arrival(call)]
+    first: dict[int, tuple[str, CallRecord]] = {}
+    shared = len(arms[0].calls)
+    for arm in arms:
+        if not arm.arm.fault and (added := [call.n for call in arm.calls if call.surge]):
+            problems.append(f"arm {arm.name!r} has no fault, but was sent call {added[0]} of a burst")
+        both = [(first[call.n], call) for call in arm.calls if call.n in first]
+        if arm is not arms[0]:
+            shared = min(shared, sum(1 for _, call in both if not call.surge))
+        different = [(name, call.n) for (name, other), call in both if _arrival(other) != _arrival(call)]
         if different:
+            name, number_ = different[0]
             problems.append(
-                f"call {different[0]} is not the same in {arms[0].name!r} and {arm.name!r} "
+                f"call {number_} is not the same in {name!r} and {arm.name!r} "
                 f"({count(len(different), 'call')} in all)"
             )
+        first = {**{call.n: (arm.name, call) for call in arm.calls}, **first}
     if problems:
         yield Check("same_arrivals", "fail", "; ".join(problems))
     elif not shared:
@@ -77,7 +89,7 @@ def same_arrivals(measures: Measures) -> Iterator[Check]:
 
 
 def minimum_counted(measures: Measures) -> Iterator[Check]:
-    """Each arm has at least as many counted calls as the experiment asks for."""
+    """Each arm has at least as many counted calls as the experiment asks for, and some for each single objective."""
     minimum = measures.evidence.experiment.minimum_counted
     for arm in measures.arms:
         name, counted = arm.evidence.name, len(arm.counted)
@@ -90,6 +102,17 @@ def minimum_counted(measures: Measures) -> Iterator[Check]:
         else:
             summary = f"{count(counted, 'counted call')}, at least {minimum} needed"
             yield Check("minimum_counted", "pass", summary, name, detail)
+        for objective in measures.evidence.experiment.objectives:
+            selection = arm.within(objective.scope)
+            if objective.scope == ALL or objective.statistic in (TIME_TO_RECOVER, TIME_TO_DETECT):
+                continue
+            found = len(selection.calls) if selection else 0
+            if found < FEWEST_OF_AN_OBJECTIVE:
+                why = (
+                    arm.why_not(objective.scope)
+                    or f"{count(found, 'call')}, {FEWEST_OF_AN_OBJECTIVE} are needed"
+                )
+                yield Check("minimum_counted", "inconclusive", f"{objective.describe()}: {why}", name)
 
 
 def objectives_measured(measures: Measures) -> Iterator[Check]:

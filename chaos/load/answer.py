@@ -20,6 +20,8 @@ ANSWERED: Final = ("ok", "degraded")
 """Outcomes of calls that were answered, if with less than was asked for."""
 TOOL_OK: Final = ("ok", "")
 """Values of the tool header that mean that nothing was left out."""
+FULL_RUNG: Final = ("full", "")
+"""Values of the rung header that mean that nothing was taken away."""
 
 
 @dataclass(slots=True)
@@ -116,6 +118,11 @@ class Answer:
         if choice.get("finish_reason"):
             self.finish_reason = str(choice["finish_reason"])
 
+    @property
+    def shortened(self) -> bool:
+        """Whether the gateway said that it gave less than was asked for, on purpose."""
+        return self.rung not in FULL_RUNG
+
     def _incomplete(self, asked: Ask) -> tuple[str, str] | None:
         if asked.stream and not self.done:
             return "cut", "the stream ended without [DONE]"
@@ -125,7 +132,7 @@ class Answer:
         if self.output_tokens == 0:
             return "no_usage", "the answer does not say how many tokens it has"
         short = self.finish_reason == "length" and self.output_tokens < asked.max_tokens
-        if short or self.output_tokens > asked.max_tokens:
+        if (short and not self.shortened) or self.output_tokens > asked.max_tokens:
             return "wrong_length", f"{self.output_tokens} tokens, {asked.max_tokens} were asked for"
         if len(self.token_at) > self.output_tokens:
             return "wrong_length", f"{len(self.token_at)} chunks of text, but {self.output_tokens} tokens"
@@ -146,4 +153,5 @@ class Answer:
         if self.error_type:
             refused = self.status == 429 or (self.status == 503 and self.retry_after)
             return "refused" if refused else "failed"
-        return "degraded" if asked.tool_symbol and self.tool not in TOOL_OK else "ok"
+        without_tool = asked.tool_symbol and self.tool not in TOOL_OK
+        return "degraded" if without_tool or self.shortened else "ok"

@@ -45,12 +45,11 @@ class Card:
 
 def _gain(measures: Measures, results: Sequence[ObjectiveResult]) -> tuple[str, ...]:
     naive, resilient = (measures.of(measures.evidence.role(role)) for role in ("naive", "resilient"))
-    name = results[0].objective.statistic
+    objective = results[0].objective
     said = []
-    if naive and resilient and naive.counted and resilient.counted and name in slo.STATISTICS:
-        higher = slo.STATISTICS[name].higher_is_better
-        pair = (resilient, naive) if higher else (naive, resilient)
-        gain = measures.compare(name, *pair, slo.difference)
+    if naive and resilient and naive.counted and resilient.counted:
+        pair = (resilient, naive) if objective.higher_is_better else (naive, resilient)
+        gain = measures.compare(objective.statistic, *pair, slo.difference, objective.scope)
         sure = "significant" if gain.low is not None and gain.low > 0 else "not significant"
         better, worse = resilient.evidence.name, naive.evidence.name
         if gain.value is not None and math.isfinite(gain.value):

@@ -265,4 +265,5 @@ class ArmModel:
             retry_rate=sum(t.attempt > 1 for t in recent) / calls if calls else None,
             headroom=1 - offered / live if live else None,
             live_replicas=float(live),
+            preemptions=0.0,
         )

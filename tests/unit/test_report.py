@@ -132,7 +132,7 @@ def test_the_page_says_first_what_was_asked_what_came_out_and_by_which_numbers(p
 
 
 def test_every_arm_has_every_chart_with_a_label_and_units(page: ET.Element) -> None:
-    assert len(list(charts(page))) == 12 * 3
+    assert len(list(charts(page))) == 13 * 3
     for figure in charts(page):
         svg = figure.find("svg")
         assert svg is not None

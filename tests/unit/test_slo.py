@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from chaos import slo
+from chaos.goodness import Limits
 from chaos.history import CallRecord
 
 OK = CallRecord(
@@ -97,8 +98,8 @@ def test_the_success_rate_counts_refused_late_and_failed_as_not_answered_and_deg
 def test_goodput_counts_only_calls_within_the_limits() -> None:
     fast_and_slow = after([0.1, 0.2, 3.0])
     assert slo.goodput(10.0).of(fast_and_slow) == pytest.approx(0.3)
-    assert slo.goodput(10.0, ttft_limit_s=1.0).of(fast_and_slow) == pytest.approx(0.2)
-    assert slo.goodput(10.0, e2e_limit_s=1.0).of(fast_and_slow) == 0.0
+    assert slo.goodput(10.0, Limits(ttft_s=1.0).good).of(fast_and_slow) == pytest.approx(0.2)
+    assert slo.goodput(10.0, Limits(e2e_s=1.0).good).of(fast_and_slow) == 0.0
     with pytest.raises(ValueError, match="window"):
         slo.goodput(0.0)
 
