@@ -29,6 +29,7 @@ from policies.parts import EagerSettings, ProfileSettings, Surroundings
 from policies.profiles import Pipeline, UnknownName, build
 from policies.rates import RatePriors, Rates
 from policies.timeouts import TimeoutSettings
+from policies.resume import ResumeSettings
 from policies.retry_budget import BudgetSettings
 from policies.work import OutputEstimator, WorkLedger
 
@@ -40,6 +41,7 @@ OVERRIDES: Final = (
     "attempt_timeout_s",
     "ttft_objective_s",
     "tool_deadline_s",
+    "max_resumes",
 )
 """Settings that a change of profile may carry with it."""
 _LEAST_HEADROOM: Final = -10.0
@@ -174,6 +176,7 @@ def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> Profil
             ),
             ttft_objective_s=chosen.ttft_objective_s,
             budget=BudgetSettings(gateways=settings.gateways),
+            resume=ResumeSettings(chosen.max_resumes),
             eager=EagerSettings(attempt_s=chosen.attempt_timeout_s),
             tool_deadline_s=chosen.tool_deadline_s,
             default_deadline_s=chosen.default_deadline_s,
