@@ -15,7 +15,7 @@ from policies.resume import Transcript
 
 _IDS: Final = b'"token_ids":['
 _NOT_FINISHED: Final = b'"finish_reason":null'
-_ALL_IDS: Final = re.compile(rb'"((?:prompt_)?token_ids)":\[[0-9, ]*\]')
+_ALL_IDS: Final = re.compile(rb'"((?:prompt_)?token_ids)": ?\[[0-9, ]*\]')
 _NOT_OF_THE_HEAD: Final = ("choices", "usage", "prompt_token_ids", "prompt_text", "system_fingerprint")
 
 
