@@ -156,6 +156,8 @@ class _Lane(Generic[T]):
     async def _run(self) -> T:
         race = self._race
         self.begun = True
+        if self is not race.first:
+            race.second_begins(self.attempt.number)
         try:
             answer = await race.inner(race.call.trying(self.attempt))
         except NoReplica:
@@ -227,15 +229,22 @@ class _Race(Generic[T]):
             for loser in self._lanes:
                 if loser is not lane and not loser.task.done():
                     loser.end()
-                    self._wasted(self.call.work.prompt_tokens)
+                    self._wasted(self.call.work.prompt_tokens if loser.begun else 0)
             if len(self._lanes) > 1 and lane is self.first:
                 self.call.delivery.replica = lane.replica
         return self._winner is lane
 
+    def second_begins(self, number: int) -> None:
+        """The hedge's attempt is about to be made."""
+        self.call.delivery.attempts = number
+        after_s = self.clock.now() - self._began_at
+        self._policy._sink.emit(Hedged(self.call.request_id, number, after_s))
+
     def _wasted(self, prefill: int) -> None:
         """Count the loser's prompt, of which it is not known how much had been read."""
-        self.call.delivery.wasted_tokens += prefill
-        self._policy._sink.emit(Wasted(self.call.request_id, prefill, 0))
+        if prefill:
+            self.call.delivery.wasted_tokens += prefill
+            self._policy._sink.emit(Wasted(self.call.request_id, prefill, 0))
 
     def ended(self, lane: _Lane[T], error: BaseException | None) -> None:
         """A lane is over: settle the outcome, unless the other can still bring one."""
@@ -268,13 +277,8 @@ class _Race(Generic[T]):
         second = self._policy._second(self.call, self._attempt)
         if second is None:
             return
-        attempt, hold = second
-        delivery = self.call.delivery
-        first.replica = delivery.replica
-        delivery.attempts = attempt.number
-        after_s = self.clock.now() - self._began_at
-        self._policy._sink.emit(Hedged(self.call.request_id, attempt.number, after_s))
-        self._lanes.append(_Lane(self, attempt, hold))
+        first.replica = self.call.delivery.replica
+        self._lanes.append(_Lane(self, *second))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
