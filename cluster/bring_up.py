@@ -116,7 +116,11 @@ class BringUp:
             logs=str(self.logs),
             **deployed(conf),
         )
-        exported = {f"BROWNOUT_{key.upper()}": str(value) for key, value in conf.model_dump().items()}
+        exported = {
+            f"BROWNOUT_{key.upper()}": str(value)
+            for key, value in conf.model_dump().items()
+            if value is not None
+        }
         self.env = {**os.environ, **exported, public.RUN_MARK: self.mark, "BROWNOUT_RUN_DIR": str(run_dir)}
         self.env.pop("BROWNOUT_CONFIG", None)
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "grpc_proxy"):

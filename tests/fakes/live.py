@@ -74,10 +74,15 @@ class Replica:
             float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))
         )
 
-    async def stream(self, prompt: Prompt, max_tokens: int, answer: Answer | None = None) -> Answer:
-        """Stream a greedy completion to its end, whatever that is; ``answer`` can be watched meanwhile."""
+    async def stream(
+        self, prompt: Prompt, max_tokens: int, answer: Answer | None = None, **more: Any
+    ) -> Answer:
+        """Stream a greedy completion to its end, whatever that is; ``answer`` can be watched meanwhile.
+
+        ``more`` are further fields of the request.
+        """
         answer = answer or Answer()
-        body = self.body(prompt, max_tokens, stream=True, return_token_ids=True)
+        body = self.body(prompt, max_tokens, stream=True, return_token_ids=True, **more)
         try:
             async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
                 answer.status = response.status
