@@ -105,12 +105,12 @@ def _folder(settings: Settings) -> Path | None:
     """Return the folder that holds the model's ``tokenizer.json``."""
     if not settings.model:
         try:
-            from cluster.model import ModelBuildError, ensure
+            from cluster.model import ModelBuildError, ensure_text
         except ImportError as error:
-            _LOG.warning("the small model cannot be built here (%s)", error)
+            _LOG.warning("the model's tokenizer cannot be built here (%s)", error)
             return None
         try:
-            return ensure(settings.cache_path)
+            return ensure_text(settings.cache_path)
         except ModelBuildError as error:
             _LOG.warning("%s", error)
             return None

@@ -4,6 +4,6 @@ Experiments need a real engine and varied text, not a clever model. A Llama of 3
 parameters gives both, has the same bytes on every machine, and is there two seconds after the first start.
 """
 
-from cluster.model.build import ModelBuildError, ensure
+from cluster.model.build import ModelBuildError, ensure, ensure_text
 
-__all__ = ["ModelBuildError", "ensure"]
+__all__ = ["ModelBuildError", "ensure", "ensure_text"]

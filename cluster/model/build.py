@@ -26,6 +26,8 @@ MODEL_SHA256: Final = "e9265bfec17f0493193ee3e5f2284e55f6345bb236f62e6415f3b2d77
 """Hash of the whole model (:func:`digest`); a build with other bytes is refused."""
 SMALL_SHA256: Final = "b76e0850d0a6c296cf2b5b093bef3ad3fe67f0861edaa02109842c165763b14d"
 """Of the second, smaller one."""
+TEXT_SHA256: Final = "eb24b1cd389eb6bc3f8825a075515e4fc9a3819eab6e2301f16ca346aee99f5f"
+"""Of the first one's files without the weights, which is all that a gateway needs."""
 
 _BUILT_WITH: Final = "tokenizers 0.23"
 
@@ -37,6 +39,7 @@ class Pinned:
     name: str
     shape: Architecture
     sha256: str
+    weights: bool = True
 
     @property
     def folder(self) -> str:
@@ -46,22 +49,24 @@ class Pinned:
 
 FULL_MODEL: Final = Pinned("model", Architecture(), MODEL_SHA256)
 SMALL_MODEL: Final = Pinned("small-model", SMALL, SMALL_SHA256)
+TEXT_ONLY: Final = Pinned("text", Architecture(), TEXT_SHA256, weights=False)
 
 
 class ModelBuildError(RuntimeError):
     """The model cannot be built here; the text says why and what to do."""
 
 
-def contents(shape: Architecture | None = None) -> dict[str, bytes]:
+def contents(shape: Architecture | None = None, *, weights: bool = True) -> dict[str, bytes]:
     """Return the model's files by name; a pure function of the code and the training text."""
-    from cluster.model.weights import safetensors  # numpy: only who builds needs it
-
     shape = shape or Architecture()
     files = tokenizer.files(tokenizer.training_text(), shape.vocabulary)
     end_id, pad_id = tokenizer.SPECIAL.index(tokenizer.END), tokenizer.SPECIAL.index(tokenizer.PAD)
     files["config.json"] = tokenizer.canonical(shape.config(end_id, pad_id))
     files["generation_config.json"] = tokenizer.canonical({"eos_token_id": end_id, "pad_token_id": pad_id})
-    files["model.safetensors"] = safetensors(shape, silent=range(len(tokenizer.SPECIAL)))
+    if weights:
+        from cluster.model.weights import safetensors  # needs numpy
+
+        files["model.safetensors"] = safetensors(shape, silent=range(len(tokenizer.SPECIAL)))
     return files
 
 
@@ -95,13 +100,25 @@ def ensure(cache: Path, model: Pinned = FULL_MODEL) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / f"{folder.name}.lock"):
             if not is_whole(folder, model.sha256):
-                _install(contents(model.shape), folder, model.sha256)
+                _install(contents(model.shape, weights=model.weights), folder, model.sha256)
     except OSError as error:
         raise ModelBuildError(
             f"cannot write to {cache} ({error.strerror}); set cache_dir (BROWNOUT_CACHE_DIR) to a folder "
             "that this user may write to"
         ) from error
     return folder
+
+
+def ensure_text(cache: Path) -> Path:
+    """Return a folder with the tokenizer, the chat template and the generation config of both models.
+
+    It is the whole model's where that is there; else one without weights, which takes no numpy to build.
+
+    Raises:
+        ModelBuildError: as :func:`ensure`.
+    """
+    whole = cache / FULL_MODEL.folder
+    return whole if is_whole(whole) else ensure(cache, TEXT_ONLY)
 
 
 def _install(files: dict[str, bytes], folder: Path, expected: str) -> None:

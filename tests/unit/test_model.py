@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from cluster.model import ModelBuildError, build, ensure, tokenizer
+from cluster.model import ModelBuildError, build, ensure, ensure_text, tokenizer
 from cluster.model.build import FULL_MODEL, SMALL_MODEL
 from cluster.model.shape import SMALL, Architecture
 from cluster.model.weights import normal, to_bfloat16
@@ -48,6 +48,27 @@ def test_both_models_live_side_by_side(tmp_path: Path) -> None:
     assert build.is_whole(full)
     assert build.is_whole(small, build.SMALL_SHA256)
     assert not build.is_whole(small)
+
+
+def test_text_alone_is_built_without_numpy(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['numpy'] = None\n"
+        "from pathlib import Path; from cluster.model import ensure_text; print(ensure_text(Path(sys.argv[1])))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    folder = Path(ran.stdout.strip())
+    assert build.is_whole(folder, build.TEXT_SHA256)
+    assert "model.safetensors" not in {path.name for path in folder.iterdir()}
+
+
+def test_text_is_taken_from_the_whole_model_where_that_is_there(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    whole = ensure(tmp_path)
+    assert ensure_text(tmp_path) == whole
+    assert build.contents(weights=False) == {
+        name: data for name, data in files.items() if name != "model.safetensors"
+    }
 
 
 def test_cache_of_keys_and_values_is_as_large_as_the_engine_says() -> None:
@@ -116,7 +137,7 @@ def test_first_start_builds_and_second_finds(tmp_path: Path, monkeypatch: pytest
     folder = ensure(tmp_path)
     assert build.is_whole(folder)
     assert folder.name == f"model-{build.MODEL_SHA256[:12]}"
-    monkeypatch.setattr(build, "contents", lambda shape: pytest.fail("built twice"))
+    monkeypatch.setattr(build, "contents", lambda *_, **__: pytest.fail("built twice"))
     assert ensure(tmp_path) == folder
 
 
@@ -163,7 +184,7 @@ def test_nothing_is_left_beside_the_model(tmp_path: Path) -> None:
 
 
 def test_other_bytes_are_refused_and_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "contents", lambda shape: {"config.json": b"{}"})
+    monkeypatch.setattr(build, "contents", lambda *_, **__: {"config.json": b"{}"})
     with pytest.raises(ModelBuildError, match="install the pinned versions"):
         ensure(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
