@@ -28,6 +28,7 @@ from policies.events import (
     Ejected,
     Event,
     Hedged,
+    Resumed,
     RetryScheduled,
     RetrySuppressed,
     ToolEnded,
@@ -75,6 +76,7 @@ class Metrics:
             public.METRIC_RUNGS, "Calls that have ended, by rung of the ladder.", "rung"
         )
         self._retries = self._counter(public.METRIC_RETRIES, "Retries scheduled.")
+        self._resumes = self._counter(public.METRIC_RESUMES, "Answers continued on another replica.")
         self._hedges = self._counter(public.METRIC_HEDGES, "Second attempts beside a first one.")
         self._work = self._counter(
             public.METRIC_ATTEMPT_TOKENS,
@@ -131,6 +133,8 @@ class Metrics:
             self._attempts.labels(event.outcome).inc()
         elif isinstance(event, RetryScheduled):
             self._retries.inc()
+        elif isinstance(event, Resumed):
+            self._resumes.inc()
         elif isinstance(event, Hedged):
             self._hedges.inc()
         elif isinstance(event, Wasted):
