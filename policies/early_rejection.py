@@ -13,15 +13,23 @@ from policies.call import Call, Handler, T
 from policies.errors import Overloaded
 from policies.events import EventSink, NullSink, Refused
 from policies.fleet import Replica
+from policies.priority import Priority
 from policies.rates import Rates
-from policies.work import WorkLedger
+from policies.work import Backlog, WorkLedger
+
+
+def nothing_queues(_: Priority) -> Backlog:
+    """Return nothing: where calls do not wait for permits."""
+    return Backlog()
 
 
 class EarlyRejection:
     """Refuses when no replica in rotation is predicted to give a first token within the objective.
 
-    The objective is ``objective_s`` or what is left of the caller's deadline, whichever is less. A replica
-    that holds nothing is never refused to anybody: its answer is what corrects a prediction gone wrong.
+    The objective is ``objective_s`` or what is left of the caller's deadline, whichever is less. ``queued`` returns
+    the work that waits for a permit and is at least as important as a call of that priority: it goes first. While
+    nothing waits, a replica that holds nothing is refused to nobody: its answer is what corrects a prediction
+    gone wrong.
     """
 
     def __init__(
@@ -31,6 +39,7 @@ class EarlyRejection:
         rotation: Callable[[], Sequence[Replica]],
         ledger: WorkLedger,
         rates: Rates,
+        queued: Callable[[Priority], Backlog] = nothing_queues,
         rng: random.Random | None = None,
         sink: EventSink | None = None,
         most_retry_after_s: float = 30.0,
@@ -41,6 +50,7 @@ class EarlyRejection:
         self._rotation = rotation
         self._ledger = ledger
         self._rates = rates
+        self._queued = queued
         self._rng = rng or random.Random()
         self._sink = sink or NullSink()
         self._most_retry_after_s = most_retry_after_s
@@ -51,7 +61,7 @@ class EarlyRejection:
         Raises:
             Overloaded: with the predicted time and the time after which to come back.
         """
-        predicted_s = self.predicted_ttft_s(call.work.prompt_tokens)
+        predicted_s = self.predicted_ttft_s(call.work.prompt_tokens, call.priority)
         allowed_s = min(self._objective_s, call.deadline.remaining())
         if predicted_s is not None and predicted_s > allowed_s:
             drain_s = max(1.0, predicted_s - allowed_s)
@@ -64,13 +74,18 @@ class EarlyRejection:
             )
         return await inner(call)
 
-    def predicted_ttft_s(self, prompt_tokens: int) -> float | None:
-        """Return the best prediction over the rotation; None when a replica is idle or there is none."""
+    def predicted_ttft_s(self, prompt_tokens: int, priority: Priority = Priority.SHEDDABLE) -> float | None:
+        """Return the best prediction over the rotation, after what is queued ahead.
+
+        None when no replica is there, or when one is idle and nothing waits.
+        """
+        rotation = self._rotation()
+        queued = self._queued(priority)
         best: float | None = None
-        for replica in self._rotation():
+        for replica in rotation:
             ahead = self._ledger.at(replica)
-            if ahead.attempts == 0:
+            if ahead.attempts == 0 and queued.calls == 0:
                 return None
             predicted_s = self._rates.predicted_ttft_s(ahead, prompt_tokens)
             best = predicted_s if best is None else min(best, predicted_s)
-        return best
+        return None if best is None else best + self._rates.drain_s(queued, len(rotation))

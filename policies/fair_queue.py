@@ -177,10 +177,11 @@ class FairQueue(Generic[W]):
     def hopeless(self, now: float) -> W | None:
         """Return a waiter of an overloaded lane that has waited longer than one may there; None when there is none.
 
-        That is twice the target for the least important, and twice as long for each priority above.
+        That is twice the target for the least important, and twice as long for each priority above. Who is alone
+        in its lane is not given up: nobody would be served instead.
         """
         for lane in self._all:
-            if lane.order and lane.codel.overloaded:
+            if len(lane.order) > 1 and lane.codel.overloaded:
                 oldest = lane.oldest()
                 if now - oldest.since > self._target_s * 2.0 ** (len(Priority) - lane.priority):
                     return oldest

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from policies.admission import Admission, AdmissionSettings
 from policies.backoff import Backoff, FullJitter
 from policies.call import Handler, Policy
 from policies.clock import Clock, SystemClock
@@ -15,6 +16,7 @@ from policies.events import EventSink, NullSink
 from policies.fleet import Fleet, Replica
 from policies.hedging import HedgingSettings
 from policies.ladder import ClassRungs, LadderSettings
+from policies.limits import LimitSettings
 from policies.outlier import OutlierSettings
 from policies.rates import Rates
 from policies.resume import ResumeSettings
@@ -48,6 +50,8 @@ class ProfileSettings:
     backoff: Backoff = field(default_factory=FullJitter)
     budget: BudgetSettings = field(default_factory=BudgetSettings)
     resume: ResumeSettings = field(default_factory=ResumeSettings)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
     outlier: OutlierSettings = field(default_factory=OutlierSettings)
     hedging: HedgingSettings = field(default_factory=HedgingSettings)
     throttling: ThrottlingSettings = field(default_factory=ThrottlingSettings)
@@ -95,6 +99,8 @@ class Parts:
     rotation: Callable[[], Sequence[Replica]]
     budget: RetryBudget | None = None
     """What everything that repeats work is paid from; None where ``retry_budget`` is off."""
+    admission: Admission | None = None
+    """The limiter, whose queue others look at; None where ``admission`` is off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A profile says which policies are on; each can be switched off by name, to see what it is worth. The order is
 fixed here and nowhere else::
 
-    deadline → ladder → early rejection → (throttling) → retry (backoff, budget, resume) → (hedging)
+    deadline → ladder → early rejection → admission → (throttling) → retry (backoff, budget, resume) → (hedging)
              → dispatch (balance, ejection) → time-outs → handler
 
 Those in brackets are in no profile and are switched on by name.
@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import Final, Generic
 
 from policies import retry_only
+from policies.admission import Admission
 from policies.balance import Balancer, LeastWork, RoundRobin
 from policies.call import Call, Handler, Policy, T, compose
 from policies.degradation import Degradation
 from policies.dispatch import Dispatch
-from policies.early_rejection import EarlyRejection
+from policies.early_rejection import EarlyRejection, nothing_queues
+from policies.entrance import make_admission, make_limits
 from policies.fleet import Replica
 from policies.hedging import Hedging
 from policies.observe import AttemptObserver
@@ -63,6 +65,8 @@ class Pipeline(Generic[T]):
     """Deadline of a call whose client names none; None where there is none."""
     ladder: Degradation | None = None
     """For what is decided before the pipeline; None where the ladder is off."""
+    admission: Admission | None = None
+    """For what is shown of it; None where it is off."""
 
     async def __call__(self, call: Call, /) -> T:
         """Answer the call."""
@@ -98,9 +102,15 @@ def _early_rejection(parts: Parts) -> Policy:
         rotation=parts.rotation,
         ledger=around.ledger,
         rates=around.rates,
+        queued=nothing_queues if parts.admission is None else parts.admission.backlog,
         rng=around.rng,
         sink=around.sink,
     )
+
+
+def _admission(parts: Parts) -> Policy:
+    assert parts.admission is not None
+    return parts.admission
 
 
 def _retry(parts: Parts) -> Policy:
@@ -143,6 +153,7 @@ DISPATCH: Final = "dispatch"
 STAGES: Final[tuple[Stage | str, ...]] = (
     Stage("ladder", _ladder, "refusals, where a lesser answer could have been given"),
     Stage("early_rejection", _early_rejection, "answers that would come too late to be of use to anybody"),
+    Stage("admission", _admission, "more work at once than the replicas do well, and the important behind the rest"),
     Stage("throttling", _throttling, "a service that spends itself on turning calls away"),
     Stage("retry", _retry, "the loss of one replica, as far as nothing was delivered yet"),
     Stage("hedging", _hedging, "the odd attempt whose first token is late"),
@@ -153,6 +164,7 @@ STAGES: Final[tuple[Stage | str, ...]] = (
 
 INSIDE: Final[dict[str, str]] = {
     "resume": "the loss of a replica in mid-stream, of which the client sees nothing then",
+    "adaptive_limit": "a limit that was right for other hardware, another model or other prompts",
     "retry_budget": "retries that keep the fleet overloaded after its cause has gone",
     "ejection": "a replica that fails again and again and would be asked again and again",
     "least_work": "long prompts that pile up at one replica while another idles",
@@ -226,7 +238,8 @@ def build(
     if "ejection" in active:
         outlier = OutlierDetection(around.fleet, clock=clock, settings=knobs.outlier, rng=rng, sink=sink)
     balancer: Balancer = LeastWork(around.ledger, around.rates) if "least_work" in active else RoundRobin()
-    observers: list[AttemptObserver] = []
+    limits = make_limits(around, knobs)
+    observers: list[AttemptObserver] = [limits] if "adaptive_limit" in active else []
     dispatch = Dispatch(
         around.fleet,
         balancer,
@@ -240,7 +253,8 @@ def build(
     )
 
     budget = RetryBudget(clock, knobs.budget) if "retry_budget" in active else None
-    parts = Parts(around, knobs, active, dispatch.rotation, budget)
+    admission = make_admission(around, knobs, dispatch.rotation, limits) if "admission" in active else None
+    parts = Parts(around, knobs, active, dispatch.rotation, budget, admission)
     policies: list[Policy] = [DeadlineGuard(clock=clock)]
     for stage in STAGES:
         if not isinstance(stage, Stage):
@@ -257,6 +271,7 @@ def build(
         dispatch=dispatch,
         tool_deadline_s=knobs.tool_deadline_s if "tool_deadline" in active else None,
         default_deadline_s=None if profile == "naive" else knobs.default_deadline_s,
+        admission=admission,
         ladder=next((policy for policy in policies if isinstance(policy, Degradation)), None),
     )
 

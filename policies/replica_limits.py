@@ -96,10 +96,10 @@ class ReplicaLimits(AttemptObserver):
         """Return the sequences that the replica holds now."""
         return self._at(replica).in_use
 
-    def has_room(self, replica: Replica) -> bool:
-        """Tell whether another sequence is within the replica's limit."""
+    def has_room(self, replica: Replica, sequences: int = 1) -> bool:
+        """Tell whether so many more sequences are within the replica's limit."""
         record = self._at(replica)
-        return record.in_use + 1 <= record.limit.value
+        return record.in_use + sequences <= record.limit.value
 
     # --- what attempts show ------------------------------------------------------------------------------
 
@@ -107,8 +107,11 @@ class ReplicaLimits(AttemptObserver):
         record = self._at(attempt.replica)
         record.in_use += attempt.work.sequences
         record.prompt_tokens += attempt.work.prompt_tokens
-        # What waits to be prefilled ahead of it is no fault of the number of sequences.
-        expected_s = self._rates.unloaded_ttft_s(record.prompt_tokens)
+        # What is being prefilled ahead of it is no fault of the number of sequences; what waits for a slot there is.
+        has_slot = record.in_use <= self._rates.slots
+        expected_s = self._rates.unloaded_ttft_s(
+            record.prompt_tokens if has_slot else attempt.work.prompt_tokens
+        )
         record.begun[attempt] = _Begun(record.in_use, max(expected_s, _LEAST_EXPECTED_S))
 
     def first_token(self, attempt: ObservedAttempt) -> None:

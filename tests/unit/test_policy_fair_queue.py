@@ -136,7 +136,7 @@ def test_the_newest_go_first_while_the_queue_stands_and_the_oldest_again_once_it
 
 
 def test_less_important_waiters_of_a_standing_queue_are_given_up_sooner() -> None:
-    queue = filled(*(waiter(priority) for priority in Priority))
+    queue = filled(*(waiter(priority) for priority in Priority), *(waiter(p, since=99) for p in Priority))
     queue.tick(1.5)
     gone = []
     for tenth in range(15, 100):
