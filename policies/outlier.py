@@ -34,7 +34,7 @@ class _Record:
         success, latency = settings.success, settings.latency
         self.errors = 0
         self.outcomes = OutcomeWindow(most=success.most_attempts, age_s=success.window_s)
-        self.latenesses = Latenesses(age_s=latency.window_s)
+        self.latenesses = Latenesses(age_s=latency.window_s, most=latency.most_samples)
 
 
 def _nothing(_: Replica) -> None:

@@ -70,7 +70,7 @@ class Latenesses:
 
     __slots__ = ("_age_s", "_middle", "_samples")
 
-    def __init__(self, *, age_s: float, most: int = 32) -> None:
+    def __init__(self, *, age_s: float, most: int) -> None:
         self._age_s = age_s
         self._samples: deque[tuple[float, Lateness]] = deque(maxlen=most)
         self._middle: Lateness | None = None
@@ -98,18 +98,24 @@ class LatencyRule:
     """A replica whose first tokens come ``factor`` times and ``margin_s`` later than elsewhere is an outlier.
 
     A first token is held against what its prompt, and the prompts before it, should take. The median of the last
-    ``window_s`` seconds is compared with the median of the others' medians, each of ``least_samples`` or more.
+    ``most_samples`` of ``window_s`` seconds is compared with the median of the others' medians, each of
+    ``least_samples`` or more. The fewer samples, the sooner a change is seen and the more often by chance.
     """
 
     factor: float = 2.0
     margin_s: float = 0.2
     least_samples: int = 8
+    most_samples: int = 12
     window_s: float = 10.0
 
     def __post_init__(self) -> None:
         _all_over_zero(self)
         if not self.factor >= 1:
             raise ValueError(f"factor is {self.factor}: it must be at least 1")
+        if self.least_samples > self.most_samples:
+            raise ValueError(
+                f"least_samples={self.least_samples} exceeds most_samples={self.most_samples}: it never judges"
+            )
 
     def finds(self, own: Latenesses, others: Iterable[Latenesses], now: float) -> str | None:
         """Return the reason for which the replica is an outlier; None when it is none."""

@@ -9,18 +9,22 @@ from typing import Any
 
 from policies.admission import Admission, AdmissionSettings
 from policies.backoff import Backoff, FullJitter
+from policies.breaker import BreakerSettings
 from policies.call import Handler, Policy
 from policies.clock import Clock, SystemClock
 from policies.degradation import Entitled, everyone
 from policies.events import EventSink, NullSink
 from policies.fleet import Fleet, Replica
 from policies.hedging import HedgingSettings
+from policies.isolation import IsolationSettings
 from policies.ladder import ClassRungs, LadderSettings
 from policies.limits import LimitSettings
 from policies.outlier import OutlierSettings
 from policies.rates import Rates
 from policies.resume import ResumeSettings
 from policies.retry_budget import BudgetSettings, RetryBudget
+from policies.slow_start import SlowStartSettings
+from policies.stall import StallSettings
 from policies.throttling import ThrottlingSettings
 from policies.timeouts import TimeoutSettings
 from policies.work import WorkLedger
@@ -53,6 +57,11 @@ class ProfileSettings:
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     outlier: OutlierSettings = field(default_factory=OutlierSettings)
+    stall: StallSettings = field(default_factory=StallSettings)
+    slow_start: SlowStartSettings = field(default_factory=SlowStartSettings)
+    isolation: IsolationSettings = field(default_factory=IsolationSettings)
+    tool_breaker: BreakerSettings = field(default_factory=lambda: BreakerSettings(max_open_s=8.0))
+    """A probe of the tool costs one call its deadline, so it may come often."""
     hedging: HedgingSettings = field(default_factory=HedgingSettings)
     throttling: ThrottlingSettings = field(default_factory=ThrottlingSettings)
     eager: EagerSettings = field(default_factory=EagerSettings)

@@ -4,7 +4,7 @@ A profile says which policies are on; each can be switched off by name, to see w
 fixed here and nowhere else::
 
     deadline → ladder → early rejection → admission → (throttling) → retry (backoff, budget, resume) → (hedging)
-             → dispatch (balance, ejection) → time-outs → handler
+             → dispatch (balance, isolation, slow start, ejection, stall watch) → time-outs → handler
 
 Those in brackets are in no profile and are switched on by name.
 
@@ -21,7 +21,7 @@ from typing import Final, Generic
 
 from policies import retry_only
 from policies.admission import Admission
-from policies.balance import Balancer, LeastWork, RoundRobin
+from policies.breaker import Breaker
 from policies.call import Call, Handler, Policy, T, compose
 from policies.degradation import Degradation
 from policies.dispatch import Dispatch
@@ -30,11 +30,11 @@ from policies.entrance import make_admission, make_limits
 from policies.fleet import Replica
 from policies.hedging import Hedging
 from policies.observe import AttemptObserver
-from policies.outlier import OutlierDetection
 from policies.parts import Parts, ProfileSettings, Stage, Surroundings
 from policies.pressure import FleetPressure
 from policies.retry import Retry
 from policies.retry_budget import RetryBudget
+from policies.routing import make_dispatch
 from policies.throttling import ClientThrottling
 from policies.timeouts import AttemptTimeouts, DeadlineGuard
 
@@ -61,6 +61,8 @@ class Pipeline(Generic[T]):
     dispatch: Dispatch
     tool_deadline_s: float | None
     """Longest tool phase; None where nothing but the call's deadline bounds it."""
+    tool_breaker: Breaker | None
+    """What keeps calls from a tool that has been failing; None where nothing does."""
     default_deadline_s: float | None
     """Deadline of a call whose client names none; None where there is none."""
     ladder: Degradation | None = None
@@ -153,7 +155,11 @@ DISPATCH: Final = "dispatch"
 STAGES: Final[tuple[Stage | str, ...]] = (
     Stage("ladder", _ladder, "refusals, where a lesser answer could have been given"),
     Stage("early_rejection", _early_rejection, "answers that would come too late to be of use to anybody"),
-    Stage("admission", _admission, "more work at once than the replicas do well, and the important behind the rest"),
+    Stage(
+        "admission",
+        _admission,
+        "more work at once than the replicas do well, and the important behind the rest",
+    ),
     Stage("throttling", _throttling, "a service that spends itself on turning calls away"),
     Stage("retry", _retry, "the loss of one replica, as far as nothing was delivered yet"),
     Stage("hedging", _hedging, "the odd attempt whose first token is late"),
@@ -167,8 +173,12 @@ INSIDE: Final[dict[str, str]] = {
     "adaptive_limit": "a limit that was right for other hardware, another model or other prompts",
     "retry_budget": "retries that keep the fleet overloaded after its cause has gone",
     "ejection": "a replica that fails again and again and would be asked again and again",
+    "stall_watch": "an engine that hangs behind a green health check, and holds every stream that it has",
+    "slow_start": "a cold replica that is the emptiest of all and so gets every call",
     "least_work": "long prompts that pile up at one replica while another idles",
+    "isolation": "short calls that wait behind long prompts on every replica",
     "tool_deadline": "a tool that hangs and holds its callers for as long as they stay",
+    "tool_breaker": "a tool that is down and costs each of its callers the wait until that is clear",
 }
 """Policies that are no stage of their own, with what each protects from: they are part of retry, of dispatch, or of
 the phase before generation."""
@@ -232,25 +242,11 @@ def build(
     off, on = tuple(dict.fromkeys(without)), tuple(dict.fromkeys(extra))
     active = active_policies(profile, off, on)
     knobs = PROFILE_KNOBS.get(profile, _as_given)(settings or ProfileSettings())
-    clock, rng, sink = around.clock, around.rng, around.sink
+    clock = around.clock
 
-    outlier: OutlierDetection | None = None
-    if "ejection" in active:
-        outlier = OutlierDetection(around.fleet, clock=clock, settings=knobs.outlier, rng=rng, sink=sink)
-    balancer: Balancer = LeastWork(around.ledger, around.rates) if "least_work" in active else RoundRobin()
     limits = make_limits(around, knobs)
     observers: list[AttemptObserver] = [limits] if "adaptive_limit" in active else []
-    dispatch = Dispatch(
-        around.fleet,
-        balancer,
-        ledger=around.ledger,
-        rates=around.rates,
-        clock=clock,
-        sink=sink,
-        outlier=outlier,
-        observers=observers,
-        retry_after_s=knobs.no_replica_retry_after_s,
-    )
+    dispatch = make_dispatch(around, knobs, active, observers)
 
     budget = RetryBudget(clock, knobs.budget) if "retry_budget" in active else None
     admission = make_admission(around, knobs, dispatch.rotation, limits) if "admission" in active else None
@@ -270,6 +266,11 @@ def build(
         handle=compose(policies, handler),
         dispatch=dispatch,
         tool_deadline_s=knobs.tool_deadline_s if "tool_deadline" in active else None,
+        tool_breaker=(
+            Breaker("tool", knobs.tool_breaker, clock=clock, rng=around.rng, sink=around.sink)
+            if "tool_breaker" in active
+            else None
+        ),
         default_deadline_s=None if profile == "naive" else knobs.default_deadline_s,
         admission=admission,
         ladder=next((policy for policy in policies if isinstance(policy, Degradation)), None),

@@ -48,7 +48,7 @@ def test_no_attempt_begins_or_runs_after_the_deadline(profile: str) -> None:
     assert run(main()) == pytest.approx(5.0)
     assert max(begun) < 5.0
     assert len(sink.of(AttemptStarted)) == len(sink.of(AttemptEnded)) == len(begun), "none is left running"
-    assert len(begun) == (1 if profile == "naive" else 3 if profile == "retry-only" else 2)
+    assert len(begun) == (1 if profile == "naive" else 3)
 
 
 def test_every_attempt_sees_what_is_left_and_not_what_there_was() -> None:

@@ -471,3 +471,5 @@ def test_rules_are_checked_when_they_are_made() -> None:
         LatencyRule(factor=0.5)
     with pytest.raises(ValueError, match="window_s"):
         LatencyRule(window_s=0)
+    with pytest.raises(ValueError, match="least_samples"):
+        LatencyRule(least_samples=20)

@@ -15,7 +15,7 @@ import policies
 from cluster import public
 from policies.call import Call, PassThrough, compose
 from policies.early_rejection import EarlyRejection
-from policies.errors import AttemptTimeout, DeadlineExceeded, Overloaded, ReplicaLost
+from policies.errors import AttemptTimeout, DeadlineExceeded, EngineStalled, Overloaded, ReplicaLost
 from policies.events import NullSink
 from policies.fleet import Fleet, Replica
 from policies.parts import ProfileSettings, Stage, Surroundings
@@ -155,16 +155,22 @@ def test_resilient_survives_a_replica_that_hangs_and_one_that_is_gone() -> None:
 
 @pytest.mark.parametrize(
     ("without", "attempts", "error"),
-    [("retry", 1, AttemptTimeout), ("timeouts", 1, DeadlineExceeded)],
+    [
+        (("retry", "stall_watch"), 1, AttemptTimeout),
+        (("retry", "timeouts"), 1, EngineStalled),
+        (("timeouts", "stall_watch"), 1, DeadlineExceeded),
+    ],
 )
-def test_what_is_switched_off_is_missed(without: str, attempts: int, error: type[Exception]) -> None:
+def test_what_is_switched_off_is_missed(
+    without: tuple[str, ...], attempts: int, error: type[Exception]
+) -> None:
     async def hang(_: Call) -> None:
         await asyncio.sleep(3600)
 
     async def main() -> int:
         script = Script(hang)
         with pytest.raises(error):
-            await build("resilient", script, surroundings(), without=[without])(call(within_s=30))
+            await build("resilient", script, surroundings(), without=without)(call(within_s=30))
         return len(script.attempts)
 
     assert run(main()) == attempts
