@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from policies import profiles
+from policies import ladder, profiles
 
 # --- links -----------------------------------------------------------------------------------------------
 
@@ -75,7 +75,8 @@ HEADER_ATTEMPTS: Final = "x-brownout-attempts"
 """How many attempts the answer took; 1 means no retry."""
 HEADER_PROFILE: Final = "x-brownout-profile"
 HEADER_TOOL: Final = "x-brownout-tool"
-"""What became of the tool call: ``ok``, ``deadline``, ``error`` (absent when none was asked for)."""
+"""What became of the tool call: ``ok``, ``deadline``, ``error``, or ``skipped`` where the ladder went without an
+optional one (absent when none was asked for)."""
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
 """``false`` with an error for which a retry would only add load; ``true`` where it is safe and of use after the
 time that ``retry-after`` names; absent where the gateway cannot know."""
@@ -87,6 +88,9 @@ HEADER_CLASS: Final = "x-brownout-class"
 """Optional, client to gateway: the class of work, which decides how far down the ladder it may go."""
 HEADER_RUNG: Final = "x-brownout-rung"
 """The rung of the ladder at which the call was answered; ``full`` when nothing was taken away."""
+
+RUNGS: Final = ladder.RUNGS
+"""The rungs of the ladder, best first; the last is a refusal."""
 
 # --- types of errors in the OpenAI error shape -----------------------------------------------------------
 
@@ -149,6 +153,14 @@ METRIC_IN_FLIGHT: Final = "brownout_in_flight"
 """Gauge: calls whose answer has not ended."""
 METRIC_ACTIVE_TOKENS: Final = "brownout_active_tokens"
 """Gauge: tokens of work (prompt + output still expected) that are outstanding at the replicas."""
+METRIC_QUEUED_CALLS: Final = "brownout_queued_calls"
+"""Gauge by ``priority``: calls that wait for a permit."""
+METRIC_QUEUED_TOKENS: Final = "brownout_queued_tokens"
+"""Gauge: tokens of work (prompt + expected output) of the calls that wait for a permit."""
+METRIC_PERMITS: Final = "brownout_permits_in_use"
+"""Gauge by ``priority``: sequences that hold a permit."""
+METRIC_LIMIT: Final = "brownout_permit_limit"
+"""Gauge: sequences that may hold a permit at once, the sum of the replicas' limits; 0 where admission is off."""
 METRIC_HEADROOM: Final = "brownout_headroom_ratio"
 """Gauge: 1 - offered work / service capacity; negative means saturated."""
 METRIC_LIVE_REPLICAS: Final = "brownout_live_replicas"

@@ -12,11 +12,14 @@ import os
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from cluster import public
+
+_OWN_BYTES_PER_TOKEN: Final = 4096
+"""KV cache that a token of the project's own model takes."""
 
 
 class SettingsError(ValueError):
@@ -44,6 +47,8 @@ class Settings(BaseModel):
     max_model_len: int = Field(4096, ge=256)
     kv_cache_bytes: int = Field(48 * 1024 * 1024, ge=4 * 1024 * 1024)
     """48 MiB hold 12,288 tokens of the small model: three full contexts, not four."""
+    kv_cache_tokens: int = Field(0, ge=0)
+    """Tokens that a replica's KV cache holds (for ``admission``); 0 means unknown, but for the project's own model."""
     pace: Literal["on", "off"] = "on"
     pace_base_s: float = Field(0.040, ge=0, le=5)
     """At 0.030 three full replicas need nearly all of two cores, and calibration finds that they share them."""
@@ -103,13 +108,19 @@ class Settings(BaseModel):
     positional_sampling: bool | None = None
     """Draw seeded tokens with noise keyed by their position, so that such answers can be continued too. Needs
     replicas that do it; left out it is on for the project's own model at its modelled pace."""
+    short_output_share: float = Field(0.5, gt=0, le=1)
+    """Rung ``short_output``: this share of the limit on the output that was asked for."""
+    short_output_tokens: int = Field(64, ge=1)
+    """The same where no limit was asked for."""
+    short_context_tokens: int = Field(1024, ge=16)
+    """Rung ``short_context``: tokens of prompt down to which a chat loses its oldest turns."""
+    ladder_dwell_s: float = Field(3.0, ge=0.25)
+    """How long the ladder stays at a level in calm before it goes a rung up."""
+    class_rungs: str = ""
+    """How far down the ladder a class of calls (``x-brownout-class``) may go, as ``fraud=full,summary=small_model``.
+    Others go by their priority."""
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
 
-    @field_validator("small_replicas")
-    @classmethod
-    def _small_model_suits(cls, value: int, info: ValidationInfo) -> int:
-        if value and info.data.get("model") and not info.data.get("small_model"):
-            raise ValueError(
     @field_validator("with_policies")
     @classmethod
     def _policies_exist(cls, value: str) -> str:
@@ -120,6 +131,20 @@ class Settings(BaseModel):
                 raise ValueError(f"no policy is called {name!r}: did you mean {', '.join(near)}?")
         return value
 
+    @field_validator("class_rungs")
+    @classmethod
+    def _rungs_exist(cls, value: str) -> str:
+        known = public.RUNGS[:-1]
+        for name, rung in _pairs(value):
+            if not name or rung not in known:
+                raise ValueError(f"'{name}={rung}' is not CLASS=RUNG with a rung of {', '.join(known)}")
+        return value
+
+    @field_validator("small_replicas")
+    @classmethod
+    def _small_model_suits(cls, value: int, info: ValidationInfo) -> int:
+        if value and info.data.get("model") and not info.data.get("small_model"):
+            raise ValueError(
                 "the project's own smaller model has another tokenizer than yours; set small_model too"
             )
         if value and info.data.get("model_name") == info.data.get("small_model_name"):
@@ -127,10 +152,29 @@ class Settings(BaseModel):
         return value
 
     @property
+    def rungs_by_class(self) -> dict[str, str]:
+        """Return ``class_rungs`` taken apart."""
+        return dict(_pairs(self.class_rungs))
+
+    @property
+    def models_share_tokenizer(self) -> bool:
+        """Tell whether the smaller model is known to have the tokenizer of the first."""
+        return not self.model and not self.small_model
+
+    @property
     def samples_by_position(self) -> bool:
         if self.positional_sampling is None:
             return not self.model and self.pace == "on"
         return self.positional_sampling
+
+    @property
+    def usable_cache_tokens(self) -> int | None:
+        """Return the tokens that may be in flight at a replica; None where nothing is known of its cache.
+
+        A tenth is left free: blocks are not filled to their ends, and outputs come out longer than expected.
+        """
+        known = self.kv_cache_tokens or (0 if self.model else self.kv_cache_bytes // _OWN_BYTES_PER_TOKEN)
+        return int(0.9 * known) or None
 
     @property
     def toxiproxy_url(self) -> str:
@@ -147,6 +191,12 @@ class Settings(BaseModel):
     @property
     def cache_path(self) -> Path:
         return self.cache_dir.expanduser()
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """Take ``a=b, c=d`` apart; what has no ``=`` has an empty right side."""
+    parts = [part.partition("=") for part in text.split(",") if part.strip()]
+    return [(name.strip(), value.strip()) for name, _, value in parts]
 
 
 _NO_FIELDS = frozenset({"BROWNOUT_CONFIG", "BROWNOUT_RUN_DIR", public.RUN_MARK})

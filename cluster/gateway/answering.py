@@ -16,13 +16,17 @@ from cluster.gateway.continuation import Continuation, Refused
 from cluster.gateway.errors import to_http
 from cluster.gateway.exactness import by_position, why_not
 from cluster.gateway.exchange import Exchange
-from cluster.gateway.schema import ChatRequest, CompletionRequest
+from cluster.gateway.ladder import Asked, Lesser
+from cluster.gateway.schema import ChatRequest, CompletionRequest, ToolCall
 from cluster.gateway.service import Gateway
 from cluster.gateway.sse import note_of
+from cluster.gateway.standing import Standing
 from cluster.gateway.tokens import Count
 from cluster.gateway.tool_phase import run_tool_phase
-from policies.call import Call
+from policies.call import FULL, Call, Delivery
 from policies.clock import Deadline
+from policies.events import ToolEnded
+from policies.ladder import NO_TOOLS
 from policies.profiles import Pipeline
 
 _COUNT_IN_THREAD_FROM: Final = 64 * 1024
@@ -38,6 +42,7 @@ class Wanted:
     deadline: Deadline
     size: int
     """Bytes of the body."""
+    standing: Standing
 
 
 class Answering:
@@ -59,7 +64,13 @@ class Answering:
         self._wanted = wanted
         self._live = live
         self._call: Call | None = None
+        self._delivery = Delivery()
         self._unsent = b""
+
+    @property
+    def rung(self) -> str:
+        """Return the rung of the ladder at which the call was answered; empty before it reached the ladder."""
+        return "" if self._call is None else self._delivery.rung
 
     async def run(self) -> None:
         """Tool phase, generation, and the end of the answer."""
@@ -68,16 +79,19 @@ class Answering:
             # The tool may act: everything that could refuse the call without it is asked first.
             self._pipeline.dispatch.require_replica(self._live.request_id)
             await self._count(body)
-            body = await run_tool_phase(
-                self._gateway,
-                self._pipeline,
-                self._api,
-                body,
-                request.tool_call,
-                request_id=self._live.request_id,
-                deadline=self._wanted.deadline,
-                headers=self._exchange.headers,
-            )
+            if request.tool_call.optional and self._goes_without_tools():
+                self._skip_tool(request.tool_call)
+            else:
+                body = await run_tool_phase(
+                    self._gateway,
+                    self._pipeline,
+                    self._api,
+                    body,
+                    request.tool_call,
+                    request_id=self._live.request_id,
+                    deadline=self._wanted.deadline,
+                    headers=self._exchange.headers,
+                )
         self._call = call = await self._build_call(body)
         self._gateway.rates.arrived(call.work)
         answer = await self._pipeline(call)
@@ -115,7 +129,7 @@ class Answering:
         if self._call is not None:
             self._stamp(self._call)
         answer = to_http(error, started=self._exchange.started)
-        if self._acted() and answer.status >= 500:
+        if self._acted() and (answer.status >= 500 or answer.status == 429):
             answer.headers[public.HEADER_SHOULD_RETRY] = "false"
         await self._exchange.fail(answer)
 
@@ -133,10 +147,36 @@ class Answering:
         generation.check_length(self._wanted.request, counts, gateway.context)
         return counts
 
+    def _goes_without_tools(self) -> bool:
+        """Tell whether the ladder stands so low that a call of this kind does without what it can do without."""
+        ladder, standing = self._pipeline.ladder, self._wanted.standing
+        return ladder is not None and ladder.would_start_at(
+            Call(
+                self._live.request_id,
+                deadline=self._wanted.deadline,
+                priority=standing.priority,
+                tenant=standing.tenant,
+                service_class=standing.service_class,
+            ),
+            NO_TOOLS,
+        )
+
+    def _skip_tool(self, tool: ToolCall) -> None:
+        generation.with_tool_answer(
+            self._api, self._wanted.body, tool.method, None
+        )  # wrong is wrong at any level
+        self._delivery.rung = NO_TOOLS
+        self._exchange.headers[public.HEADER_TOOL] = "skipped"
+        self._gateway.sink.emit(ToolEnded(self._live.request_id, "skipped", 0.0))
+
     async def _build_call(self, body: dict[str, Any]) -> Call:
-        gateway, request = self._gateway, self._wanted.request
         counts = await self._count(body)
-        options = request.stream_options
+        return self._call_for(Asked(self._api, self._wanted.request, body, counts))
+
+    def _call_for(self, asked: Asked) -> Call:
+        """Return the call of a request, as the client asked it or as a rung of the ladder left it."""
+        gateway, request, body, counts = self._gateway, asked.request, asked.body, asked.counts
+        standing, options = self._wanted.standing, request.stream_options
         if gateway.settings.samples_by_position:
             body = by_position(body, prompts=len(counts), defaults=gateway.counter.defaults)
         resumable = self._resumable(body, len(counts))
@@ -156,8 +196,19 @@ class Answering:
             deadline=self._wanted.deadline,
             work=generation.estimate_work(request, counts, gateway.outputs, gateway.context),
             payload=payload,
-            tools=request.tool_call is not None or bool(body.get("tools")),
+            delivery=self._delivery,
+            tools=self._asked_a_tool() or bool(body.get("tools")),
+            priority=standing.priority,
+            tenant=standing.tenant,
+            service_class=standing.service_class,
             resumable=resumable,
+            degradable=Lesser(
+                asked,
+                gateway.ladder_knobs,
+                gateway.counter,
+                small_model=gateway.small.name,
+                build=self._call_for,
+            ),
         )
 
     def _resumable(self, body: dict[str, Any], prompts: int) -> Continuation | Refused | None:
@@ -167,6 +218,8 @@ class Answering:
         counter = self._gateway.counter
         if counter.tokenizer is None:
             return Refused("the model's tokenizer is not at hand")
+        if body["model"] != self._gateway.context.model and not self._gateway.settings.models_share_tokenizer:
+            return Refused("the smaller model's tokenizer is not at hand")
         why = why_not(body, prompts=prompts, defaults=counter.defaults)
         if why is not None:
             return Refused(why)
@@ -176,12 +229,14 @@ class Answering:
         prompt, completion = answer.usage.get("prompt_tokens"), answer.usage.get("completion_tokens")
         if isinstance(prompt, int) and isinstance(completion, int):
             self._gateway.metrics.tokens(prompt, completion)
-            self._gateway.outputs.observe(
-                completion // call.work.sequences, generation.output_limit(self._wanted.request)
-            )
+            if self.rung == FULL:  # an answer that was made shorter says nothing of how long they get
+                self._gateway.outputs.observe(
+                    completion // call.work.sequences, generation.output_limit(self._wanted.request)
+                )
 
     def _stamp(self, call: Call) -> None:
         headers = self._exchange.headers
+        headers[public.HEADER_RUNG] = call.delivery.rung
         if call.delivery.attempts:
             headers[public.HEADER_ATTEMPTS] = str(call.delivery.attempts)
             headers[public.HEADER_REPLICA] = call.delivery.replica
@@ -189,5 +244,7 @@ class Answering:
     def _acted(self) -> bool:
         """Tell whether a tool may have acted without a key that makes acting again harmless."""
         tool = self._wanted.request.tool_call
-        asked = public.HEADER_TOOL in self._exchange.headers
-        return asked and tool is not None and "idempotency_key" not in tool.params
+        return self._asked_a_tool() and tool is not None and "idempotency_key" not in tool.params
+
+    def _asked_a_tool(self) -> bool:
+        return self._exchange.headers.get(public.HEADER_TOOL, "skipped") != "skipped"

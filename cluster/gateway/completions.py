@@ -16,6 +16,7 @@ from cluster.gateway.errors import InvalidRequest, to_http
 from cluster.gateway.exchange import ClientLeft, Exchange, header
 from cluster.gateway.schema import parse_json, validate
 from cluster.gateway.service import Gateway
+from cluster.gateway.standing import standing_of
 from policies.clock import Deadline
 from policies.errors import CallRefused, CallRejected, PolicyError
 from policies.events import CallEnded
@@ -61,7 +62,8 @@ class Completions:
         body = parse_json(raw)
         request = validate(self._api, body)
         generation.check_model_name(request.model, self._gateway.context)
-        return Wanted(request, body, self._deadline(scope, pipeline), len(raw))
+        deadline = self._deadline(scope, pipeline)
+        return Wanted(request, body, deadline, len(raw), standing_of(scope))
 
     def _deadline(self, scope: Scope, pipeline: Pipeline[Answer]) -> Deadline:
         clock = self._gateway.clock
@@ -96,6 +98,8 @@ class Completions:
                 live.outcome = "failed"
                 _LOG.exception("call %s failed in the gateway itself", live.request_id)
                 await answering.fail(error)
+            finally:
+                live.rung = answering.rung
 
 
 def _outcome(error: Exception) -> str:

@@ -11,34 +11,39 @@ import aiohttp
 from pydantic import ValidationError
 
 from cluster import public
+from cluster.gateway.admission_gauges import add_admission_gauges
 from cluster.gateway.answer import Answer
 from cluster.gateway.calls import Calls
 from cluster.gateway.event_log import EventLog
 from cluster.gateway.generation import Context
 from cluster.gateway.inflight import InFlight
+from cluster.gateway.ladder import LadderKnobs
 from cluster.gateway.metrics import Metrics
 from cluster.gateway.replicas import Discovery
+from cluster.gateway.small import SmallModel
 from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.tool_client import ToolClient
 from cluster.gateway.upstream import Upstream
 from cluster.settings import Settings
+from policies.admission import AdmissionSettings
 from policies.clock import SystemClock
 from policies.events import Fanout
 from policies.fleet import Fleet
+from policies.ladder import SMALL_MODEL, ClassRungs, LadderSettings
 from policies.parts import EagerSettings, ProfileSettings, Surroundings
 from policies.profiles import Pipeline, UnknownName, build
 from policies.rates import RatePriors, Rates
-from policies.timeouts import TimeoutSettings
 from policies.resume import ResumeSettings
 from policies.retry_budget import BudgetSettings
+from policies.timeouts import TimeoutSettings
 from policies.work import OutputEstimator, WorkLedger
 
 OVERRIDES: Final = (
     "header_timeout_s",
     "first_token_timeout_s",
     "stall_timeout_s",
-    "default_deadline_s",
     "attempt_timeout_s",
+    "default_deadline_s",
     "ttft_objective_s",
     "tool_deadline_s",
     "max_resumes",
@@ -54,13 +59,13 @@ class BadOverride(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """What was asked for: a profile, what is switched off in it, and settings other than the configured."""
+    """What was asked for: a profile, what is switched off in it and on besides, and settings other than configured."""
 
     profile: str
     without: tuple[str, ...] = ()
     overrides: tuple[tuple[str, float], ...] = ()
-
     extra: tuple[str, ...] = ()
+
 
 class Gateway:
     """One gateway. It must be made where an event loop runs."""
@@ -87,16 +92,30 @@ class Gateway:
         self.rates = Rates(self.clock, _priors(settings))
         self.outputs = OutputEstimator()
         self.tools = ToolClient(session, self.clock)
+        rng = rng or random.Random()
+        self.small = SmallModel(
+            settings, session, _priors(settings), clock=self.clock, rng=rng, sink=self.sink
+        )
+        self.ladder_knobs = LadderKnobs(
+            settings.short_output_share, settings.short_output_tokens, settings.short_context_tokens
+        )
         self.discovery = Discovery(
             settings.links_url,
             self.fleet,
             session,
             tool_address=f"{settings.link_connect_host}:{settings.port_tool_link}",
+            small_fleet=self.small.fleet,
         )
         self.draining = False
         self._upstream = Upstream(session, self.rates)
         self._around = Surroundings(
-            self.fleet, self.ledger, self.rates, self.clock, rng or random.Random(), self.sink
+            self.fleet,
+            self.ledger,
+            self.rates,
+            self.clock,
+            rng,
+            self.sink,
+            rung_handlers={SMALL_MODEL: self.small},
         )
         self.choice = ProfileChoice(settings.profile, extra=_configured_extra(settings))
         self.pipeline = self._build(self.choice)
@@ -111,10 +130,10 @@ class Gateway:
     ) -> None:
         """Put a fresh pipeline in; calls in flight end on the old one.
 
-        Raises:
         ``extra`` are policies to switch on beyond the profile's; None stands for what is configured, where the
         profile is the configured one, and for nothing elsewhere.
 
+        Raises:
             UnknownName: no such profile or policy.
             BadOverride: no such setting, or not with that value.
         """
@@ -130,6 +149,7 @@ class Gateway:
 
     def _build(self, choice: ProfileChoice) -> Pipeline[Answer]:
         knobs = profile_settings(self.settings, dict(choice.overrides))
+        self.small.rebuild(choice.profile, knobs, choice.without, choice.extra)
         return build(
             choice.profile, self._upstream, self._around, knobs, without=choice.without, extra=choice.extra
         )
@@ -149,6 +169,12 @@ class Gateway:
             lambda: max(_LEAST_HEADROOM, self.rates.headroom(self.live_replicas())),
         )
         gauge(public.METRIC_LIVE_REPLICAS, "Replicas in rotation.", self.live_replicas)
+        add_admission_gauges(self.metrics, lambda: self.pipeline.admission)
+        gauge(public.METRIC_LADDER_LEVEL, "Rungs that the ladder is down.", self.ladder_level)
+
+    def ladder_level(self) -> int:
+        """Return how many rungs the ladder is down; 0 is full service."""
+        return 0 if self.pipeline.ladder is None else self.pipeline.ladder.level
 
     def live_replicas(self) -> int:
         """Return the number of replicas in rotation."""
@@ -174,10 +200,13 @@ def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> Profil
                 first_token_s=chosen.first_token_timeout_s,
                 stall_s=chosen.stall_timeout_s,
             ),
-            ttft_objective_s=chosen.ttft_objective_s,
             budget=BudgetSettings(gateways=settings.gateways),
             resume=ResumeSettings(chosen.max_resumes),
+            admission=AdmissionSettings(most_active_tokens=settings.usable_cache_tokens),
             eager=EagerSettings(attempt_s=chosen.attempt_timeout_s),
+            ladder=LadderSettings(dwell_s=settings.ladder_dwell_s),
+            classes={name: ClassRungs.down_to(rung) for name, rung in settings.rungs_by_class.items()},
+            ttft_objective_s=chosen.ttft_objective_s,
             tool_deadline_s=chosen.tool_deadline_s,
             default_deadline_s=chosen.default_deadline_s,
         )
@@ -189,11 +218,11 @@ def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> Profil
         raise BadOverride(str(error)) from None
 
 
-def _priors(settings: Settings) -> RatePriors:
 def _configured_extra(settings: Settings) -> tuple[str, ...]:
     return tuple(name.strip() for name in settings.with_policies.split(",") if name.strip())
 
 
+def _priors(settings: Settings) -> RatePriors:
     """Return what the rates are believed to be at first: the pace, where replicas are paced."""
     if settings.pace != "on":
         return RatePriors(slots=settings.max_num_seqs)

@@ -20,6 +20,7 @@ from cluster.gateway.app import public_app
 from cluster.gateway.service import Gateway
 from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.upstream import new_session
+from cluster.model.tokenizer import CHAT_TEMPLATE
 from cluster.settings import Settings
 from tests.fakes.links import FakeLinks
 from tests.fakes.replica import FakeReplica
@@ -55,6 +56,16 @@ class Rig:
         """Let discovery find exactly these replicas, and wait until the gateway knows."""
         await self.links.set((name, replica.address) for name, replica in replicas)
         await self.until(lambda: [r.name for r in self.gateway.fleet.replicas] == [n for n, _ in replicas])
+
+    async def small(self) -> FakeReplica:
+        """Add a replica of the smaller model beside the first one, and wait until the gateway knows."""
+        small = FakeReplica()
+        await small.start()
+        self.replicas.append(small)
+        main = ("replica-0.a", self.replicas[0].address)
+        await self.links.set([main], small=[("small-0.b", small.address)])
+        await self.until(lambda: self.gateway.small.name() is not None)
+        return small
 
     async def until(self, condition: Any, timeout_s: float = 10.0) -> None:
         """Wait until the condition holds."""
@@ -108,10 +119,20 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def rig(
-    replicas: int = 2, *, counter: TokenCounter | None = None, seed: int = 1, **settings: Any
+    replicas: int = 2,
+    *,
+    counter: TokenCounter | None = None,
+    tokenizer: Any = None,
+    seed: int = 1,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
-    """A gateway in front of that many fake replicas, all of them announced."""
-    fakes = [FakeReplica() for _ in range(replicas)]
+    """A gateway in front of that many fake replicas, all of them announced.
+
+    With a ``tokenizer`` the replicas choose each token by those before it, and the gateway knows it too.
+    """
+    fakes = [FakeReplica(tokenizer) for _ in range(replicas)]
+    if counter is None and tokenizer is not None:
+        counter = TokenCounter(tokenizer, CHAT_TEMPLATE)
     links = FakeLinks()
     async with contextlib.AsyncExitStack() as stack:
         for fake in fakes:
@@ -136,6 +157,8 @@ async def rig(
             closing.set()
             for client in made.clients:
                 await client.close()
+            for replica in made.replicas[replicas:]:
+                await replica.stop()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
+from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL
+
 
 class FakeLinks:
     """Serves ``GET /links``; every change makes a new version."""
@@ -34,9 +36,15 @@ class FakeLinks:
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
-    async def set(self, replicas: Iterable[tuple[str, str]], tool: str | None = None) -> None:
-        """Make the links (name, ``host:port``) of replicas, and the tool's address, the list."""
-        links = [_link(name, "replica", address) for name, address in replicas]
+    async def set(
+        self,
+        replicas: Iterable[tuple[str, str]],
+        tool: str | None = None,
+        small: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Make the links (name, ``host:port``) of replicas of both models, and the tool's address, the list."""
+        links = [_link(name, KIND_REPLICA, address) for name, address in replicas]
+        links += [_link(name, KIND_REPLICA_SMALL, address) for name, address in small]
         if tool is not None:
             links.append(_link("tool", "tool", tool))
         async with self._changed:

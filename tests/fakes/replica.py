@@ -20,6 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from cluster.model.tokenizer import END, SPECIAL
+from cluster.public import SMALL_PATH
 
 MODEL = "brownout-tiny"
 _SILENT = logging.getLogger("tests.fakes.replica")  # what is cut on purpose is no error
@@ -97,8 +98,9 @@ class FakeReplica:
 
     async def start(self) -> None:
         app = web.Application(client_max_size=64 * 2**20)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
+        for root in ("", SMALL_PATH):
+            app.router.add_post(f"{root}/v1/chat/completions", self._chat)
+            app.router.add_post(f"{root}/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -226,7 +228,12 @@ class FakeReplica:
         choices = body.get("n") or 1
         number = 1 if self.tokenizer is None else len(self.seen)
         request_id = ("chatcmpl-" if chat else "cmpl-") + f"{number:04}"
-        head = {"id": request_id, "object": _OBJECTS[chat], "created": number, "model": MODEL}
+        head = {
+            "id": request_id,
+            "object": _OBJECTS[chat],
+            "created": number,
+            "model": body.get("model", MODEL),
+        }
         told = bool(body.get("return_token_ids"))
         options = body.get("stream_options") or {}
         running = options.get("include_usage") and options.get("continuous_usage_stats")
@@ -235,7 +242,8 @@ class FakeReplica:
         events: list[tuple[dict[str, Any], bool]] = []
 
         def add(choice: dict[str, Any], is_token: bool, **more: Any) -> None:
-            usage = {"usage": _usage(len(prompt), done)} if running else {}
+            details: dict[str, Any] = {"completion_tokens_details": None} if chat else {}
+            usage = {"usage": {**_usage(len(prompt), done), **details}} if running else {}
             events.append(({**head, "choices": [choice], **usage, **more}, is_token))
 
         if chat:
@@ -320,13 +328,15 @@ class Plan:
 
 
 def _plan(body: dict[str, Any], tokenizer: Any, index: int) -> Plan:
-    limit = output_tokens(body)
     if tokenizer is None:
+        limit = output_tokens(body)
         tokens = [Token(number, token_text(number, index)) for number in range(limit)]
         return Plan(list(range(prompt_tokens(body))), tokens, "length")
     from tokenizers.decoders import DecodeStream
 
     prompt = _prompt_ids(body, tokenizer)
+    bounded = body.get("max_completion_tokens") or body.get("max_tokens") or "prompt" in body
+    limit = output_tokens(body) if bounded else CONTEXT
     extra = body.get("vllm_xargs") or {}
     drawn = body.get("temperature", 1.0) > 0
     skip = body.get("skip_special_tokens", True)
