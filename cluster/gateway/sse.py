@@ -154,7 +154,11 @@ class EventStream:
         if not choices and chunk.get("usage"):
             self.usage = chunk["usage"]
             self._keep(chunk)
-            return _noted(event, self._note) if self._want_usage else b""
+            if not self._want_usage:
+                return b""
+            if self._record is not None:
+                self._record.usage_told = True
+            return _noted(event, self._note)
         if not brings and not self.first_token_seen:
             if self._record is not None:
                 self._record.open(chunk)
