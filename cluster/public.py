@@ -75,8 +75,8 @@ HEADER_ATTEMPTS: Final = "x-brownout-attempts"
 """How many attempts the answer took; 1 means no retry."""
 HEADER_PROFILE: Final = "x-brownout-profile"
 HEADER_TOOL: Final = "x-brownout-tool"
-"""What became of the tool call: ``ok``, ``deadline``, ``error``, or ``skipped`` where the ladder went without an
-optional one (absent when none was asked for)."""
+"""What became of the tool call: ``ok``, ``deadline``, ``error``; ``skipped`` where the ladder went without an
+optional one, ``breaker`` where it was not asked because it has been failing (absent when none was asked for)."""
 HEADER_SHOULD_RETRY: Final = "x-should-retry"
 """``false`` with an error for which a retry would only add load; ``true`` where it is safe and of use after the
 time that ``retry-after`` names; absent where the gateway cannot know."""
@@ -169,7 +169,7 @@ METRIC_TTFT: Final = "brownout_ttft_seconds"
 """Histogram of the time to first token as the gateway sees it."""
 METRIC_EJECTIONS: Final = "brownout_ejections_total"
 METRIC_TOOL_CALLS: Final = "brownout_tool_calls_total"
-"""Counter by ``outcome``: ok, deadline, error."""
+"""Counter by ``outcome``: ok, deadline, error, skipped, breaker, cancelled."""
 
 # vLLM's own, read from each replica
 VLLM_RUNNING: Final = "vllm:num_requests_running"

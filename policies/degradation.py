@@ -2,11 +2,12 @@
 
 A short answer now is worth more than a full one that comes too late, and more than none. So calls start at the
 rung that the pressure on the service dictates, as far as their kind allows, and a call that is refused there is
-tried once at each rung further down before its caller is told no.
+tried once at each rung further down before its caller is told no (only at the lowest, when it has waited already).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -90,7 +91,9 @@ class Degradation:
         self._watch(*self._pressure.read())
         delivery = call.delivery
         refusal: CallRefused | None = None
-        for rung, lesser in self._descent(call):
+        descent = self._descent(call)
+        while (step := next(descent, None)) is not None:
+            rung, lesser = step
             handler: Handler[T] = self._handlers.get(rung, inner)
             if refusal is None:
                 self._pressure.served(call.work, lesser.work if handler is inner else Work())
@@ -104,6 +107,8 @@ class Degradation:
                 refusal = error
                 if delivery.started:
                     break
+                if isinstance(error, WaitedTooLong):  # who has waited once does not wait again at every rung
+                    descent = iter(deque(descent, maxlen=1))
             except CallRefused:
                 delivery.rung = REFUSE
                 raise

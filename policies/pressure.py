@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from policies.fleet import Replica
 from policies.rates import Rates
-from policies.work import Work, WorkLedger
+from policies.work import Backlog, Work, WorkLedger
 
 LOAD: Final = "load"
 LATENESS: Final = "lateness"
@@ -46,7 +46,7 @@ class FleetPressure:
 
     Offered work is counted as it was asked for. What the ladder takes away of it is taken away here too (as a
     share, averaged over about ``1 / weight`` calls), so that the level settles where the rest can be served and
-    does not go further down than that needs.
+    does not go further down than that needs. ``queued`` returns what waits in front of the replicas.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class FleetPressure:
         ledger: WorkLedger,
         rates: Rates,
         objective_s: float,
+        queued: Callable[[], Backlog] = Backlog,
         late_share: float = 0.7,
         weight: float = 0.1,
     ) -> None:
@@ -66,6 +67,7 @@ class FleetPressure:
         self._rotation = rotation
         self._ledger = ledger
         self._rates = rates
+        self._queued = queued
         self._late_s = objective_s * late_share
         self._weight = weight
         self._asked_s = self._given_s = 0.0
@@ -86,8 +88,10 @@ class FleetPressure:
         return (load, LOAD) if load >= lateness else (lateness, LATENESS)
 
     def _predicted_s(self, rotation: Sequence[Replica]) -> float:
-        """Return the best predicted time to first token; 0 while a replica holds nothing."""
+        """Return the best predicted time to first token of who comes last; 0 while a replica holds nothing."""
+        queued = self._queued()
         ahead = [self._ledger.at(replica) for replica in rotation]
-        if any(one.attempts == 0 for one in ahead):
+        if queued.calls == 0 and any(one.attempts == 0 for one in ahead):
             return 0.0
-        return min(self._rates.predicted_ttft_s(one, 0) for one in ahead)
+        best_s = min(self._rates.predicted_ttft_s(one, 0) for one in ahead)
+        return best_s + self._rates.drain_s(queued, len(rotation))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic
 
 from policies import retry_only
@@ -32,6 +33,7 @@ from policies.hedging import Hedging
 from policies.observe import AttemptObserver
 from policies.parts import Parts, ProfileSettings, Stage, Surroundings
 from policies.pressure import FleetPressure
+from policies.priority import Priority
 from policies.retry import Retry
 from policies.retry_budget import RetryBudget
 from policies.routing import make_dispatch
@@ -81,6 +83,7 @@ class Pipeline(Generic[T]):
 
 def _ladder(parts: Parts) -> Policy:
     around, knobs = parts.around, parts.knobs
+    queued = nothing_queues if parts.admission is None else parts.admission.backlog
     return Degradation(
         knobs.ladder,
         pressure=FleetPressure(
@@ -88,6 +91,7 @@ def _ladder(parts: Parts) -> Policy:
             ledger=around.ledger,
             rates=around.rates,
             objective_s=knobs.ttft_objective_s,
+            queued=partial(queued, Priority.SHEDDABLE),
         ),
         classes=knobs.classes,
         entitled=around.entitled,

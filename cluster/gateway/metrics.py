@@ -6,7 +6,7 @@ never a replica's or a client's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import (
@@ -110,12 +110,18 @@ class Metrics:
             self._refused.labels(reason)
         for rung in RUNGS:
             self._rungs.labels(rung)
-        for outcome in ("ok", "deadline", "error"):
+        for outcome in ("ok", "deadline", "error", "skipped", "breaker", "cancelled"):
             self._tools.labels(outcome)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Show what ``read`` returns whenever the metrics are asked for."""
         Gauge(name, text, registry=self.registry).set_function(read)
+
+    def gauges(self, name: str, text: str, label: str, reads: Mapping[str, Callable[[], float]]) -> None:
+        """Show one gauge that has a value for each of these values of its label."""
+        gauge = Gauge(name, text, [label], registry=self.registry)
+        for value, read in reads.items():
+            gauge.labels(value).set_function(read)
 
     def emit(self, event: Event) -> None:
         """Count one event."""

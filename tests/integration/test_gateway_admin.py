@@ -164,6 +164,7 @@ async def test_events_tell_a_calls_story(made: Rig) -> None:
         await response.read()
     _, page = await get(made, f"/admin/events?after={before['last']}")
     assert [event["event"] for event in page["events"]] == [
+        "admitted",
         "attempt_started",
         "attempt_headers",
         "attempt_first_token",
@@ -171,7 +172,7 @@ async def test_events_tell_a_calls_story(made: Rig) -> None:
         "call_ended",
     ]
     assert {event["request_id"] for event in page["events"]} == {"mine"}
-    assert [event["seq"] for event in page["events"]] == list(range(3, 8))
+    assert [event["seq"] for event in page["events"]] == list(range(3, 9))
     times = [event["at"] for event in page["events"]]
     assert times == sorted(times)
     assert page["dropped"] == 0

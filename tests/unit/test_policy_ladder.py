@@ -24,9 +24,10 @@ from policies.ladder import (
 from policies.pressure import FleetPressure, NoPressure
 from policies.priority import Priority
 from policies.rates import RatePriors, Rates
-from policies.work import Work, WorkLedger
+from policies.work import Backlog, Work, WorkLedger
 from tests.fakes.policy_bench import FixedClock
 
+NOTHING = Backlog()
 SETTINGS = LadderSettings(down_at=1.0, up_at=0.75, down_every_s=0.25, dwell_s=3.0)
 
 
@@ -146,12 +147,17 @@ def test_a_kind_may_have_a_ceiling() -> None:
 
 
 def pressure_on(
-    count: int, *, late_share: float = 0.7
+    count: int, *, late_share: float = 0.7, queued: Backlog = NOTHING
 ) -> tuple[FleetPressure, Rates, WorkLedger, list[Replica]]:
     rates = Rates(FixedClock(), RatePriors(slots=8, prefill_s_per_token=0.001, tpot_s=0.08, window_s=5.0))
     replicas, ledger = [Replica(f"r{n}") for n in range(count)], WorkLedger()
     pressure = FleetPressure(
-        rotation=lambda: replicas, ledger=ledger, rates=rates, objective_s=2.0, late_share=late_share
+        rotation=lambda: replicas,
+        ledger=ledger,
+        rates=rates,
+        objective_s=2.0,
+        late_share=late_share,
+        queued=lambda: queued,
     )
     return pressure, rates, ledger, replicas
 
@@ -186,6 +192,14 @@ def test_lateness_is_the_best_predicted_first_token() -> None:
         with ledger.reserve(replicas[1], Work(1970, 0)):
             assert pressure.read() == (pytest.approx(2.0), "lateness")
     assert ledger.total.tokens == 0
+
+
+def test_what_waits_in_front_of_the_replicas_is_late_too() -> None:
+    waiting = Backlog(calls=4, prompt_tokens=4000, output_tokens=0)
+    pressure, rates, _, _ = pressure_on(2, late_share=0.5, queued=waiting)
+    expected_s = rates.drain_s(waiting, 2) + 0.03
+    assert expected_s > 1
+    assert pressure.read() == (pytest.approx(expected_s / 1.0), "lateness"), "though both replicas are idle"
 
 
 def test_pressure_is_checked_and_may_be_none() -> None:
