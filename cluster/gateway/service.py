@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from cluster import public
 from cluster.gateway.admission_gauges import add_admission_gauges
-from cluster.gateway.admission_gauges import add_admission_gauges
 from cluster.gateway.answer import Answer
 from cluster.gateway.calls import Calls
 from cluster.gateway.event_log import EventLog
@@ -26,7 +25,6 @@ from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.tool_client import ToolClient
 from cluster.gateway.upstream import Upstream
 from cluster.settings import Settings
-from policies.admission import AdmissionSettings
 from policies.admission import AdmissionSettings
 from policies.clock import SystemClock
 from policies.events import Fanout
@@ -172,7 +170,6 @@ class Gateway:
         )
         gauge(public.METRIC_LIVE_REPLICAS, "Replicas in rotation.", self.live_replicas)
         add_admission_gauges(self.metrics, lambda: self.pipeline.admission)
-        add_admission_gauges(self.metrics, lambda: self.pipeline.admission)
         gauge(public.METRIC_LADDER_LEVEL, "Rungs that the ladder is down.", self.ladder_level)
 
     def ladder_level(self) -> int:
@@ -205,7 +202,6 @@ def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> Profil
             ),
             budget=BudgetSettings(gateways=settings.gateways),
             resume=ResumeSettings(chosen.max_resumes),
-            admission=AdmissionSettings(most_active_tokens=settings.usable_cache_tokens),
             admission=AdmissionSettings(most_active_tokens=settings.usable_cache_tokens),
             eager=EagerSettings(attempt_s=chosen.attempt_timeout_s),
             ladder=LadderSettings(dwell_s=settings.ladder_dwell_s),
