@@ -5,7 +5,8 @@ it is half open: a few *leased* probes go through, the rest is still refused; go
 opens it again. A probe that is never heard of again loses its lease, so that nothing stays half open for ever.
 
 What is no failure: an answer that says the *call* was wrong (4xx) is an answer; a busy service (429, 503), a
-call refused before it was sent and a caller who leaves say nothing either way. (After resilience4j and Polly.)
+call refused before it was sent and a caller who gives up say nothing either way; but who gave up only after the
+time from which a call is slow has seen a slow one. (After resilience4j and Polly.)
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from types import TracebackType
 
 from policies.call import Call, Handler, T
 from policies.clock import Clock, SystemClock
-from policies.errors import BreakerOpen, CallRefused, CallRejected, ReplicaBusy, ToolRejected
+from policies.errors import (
+    BreakerOpen,
+    CallRefused,
+    CallRejected,
+    DeadlineExceeded,
+    ReplicaBusy,
+    ToolRejected,
+)
 from policies.events import BreakerChanged, EventSink, NullSink
 from policies.leases import Lease, Leases
 from policies.window import OutcomeWindow
@@ -85,13 +93,17 @@ class Verdict(Enum):
     GOOD = "good"
     BAD = "bad"
     NEUTRAL = "neutral"
+    ABANDONED = "abandoned"
+    """Nobody waited for the end: the service took at least so long."""
 
 
 def judge(error: BaseException | None) -> Verdict:
     """Say what an ending means; the rule of this module's first paragraphs."""
     if error is None or isinstance(error, CallRejected | ToolRejected):
         return Verdict.GOOD
-    if isinstance(error, ReplicaBusy | CallRefused | CancelledError) or not isinstance(error, Exception):
+    if isinstance(error, CancelledError | DeadlineExceeded):
+        return Verdict.ABANDONED
+    if isinstance(error, ReplicaBusy | CallRefused) or not isinstance(error, Exception):
         return Verdict.NEUTRAL
     return Verdict.BAD
 
@@ -199,11 +211,11 @@ class Breaker:
             return await inner(call)
 
     def _ended(self, verdict: Verdict, took_s: float) -> None:
-        if verdict is Verdict.NEUTRAL:
-            return
         settings = self._settings
         bad = verdict is Verdict.BAD
         slow = settings.slow_s is not None and took_s >= settings.slow_s
+        if verdict is Verdict.NEUTRAL or (verdict is Verdict.ABANDONED and not slow):
+            return
         if self._state is State.CLOSED:
             now = self._clock.now()
             self._window.add(now, bad=bad, slow=slow)

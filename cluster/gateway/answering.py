@@ -22,7 +22,7 @@ from cluster.gateway.service import Gateway
 from cluster.gateway.sse import note_of
 from cluster.gateway.standing import Standing
 from cluster.gateway.tokens import Count
-from cluster.gateway.tool_phase import run_tool_phase
+from cluster.gateway.tool_phase import NOT_ASKED, run_tool_phase
 from policies.call import FULL, Call, Delivery
 from policies.clock import Deadline
 from policies.events import ToolEnded
@@ -247,4 +247,4 @@ class Answering:
         return self._asked_a_tool() and tool is not None and "idempotency_key" not in tool.params
 
     def _asked_a_tool(self) -> bool:
-        return self._exchange.headers.get(public.HEADER_TOOL, "skipped") != "skipped"
+        return self._exchange.headers.get(public.HEADER_TOOL, NOT_ASKED[0]) not in NOT_ASKED

@@ -7,14 +7,19 @@ that means.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
 from cluster.gateway.schema import ToolCall
 from cluster.public import TOOL_PATH
+from cluster.tool.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
+from cluster.tool.methods import KEY_REUSED
 from policies.clock import Clock, Deadline
-from policies.errors import DeadlineExceeded, ToolDeadline, ToolError
+from policies.errors import DeadlineExceeded, ToolDeadline, ToolError, ToolRejected
+
+_WRONG_CALL: Final = (INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, KEY_REUSED)
+"""Codes that say that the caller is wrong, and not that the tool is ill."""
 
 
 class ToolClient:
@@ -32,7 +37,8 @@ class ToolClient:
         Raises:
             ToolDeadline: no answer within ``limit_s``.
             DeadlineExceeded: the deadline of the whole call came first.
-            ToolError: the tool answered with an error, or could not be reached.
+            ToolRejected: the tool found the call itself wrong.
+            ToolError: the tool answered with another error, or could not be reached.
         """
         remaining_s = deadline.timeout_s()
         bounds = [bound for bound in (limit_s, remaining_s) if bound is not None]
@@ -66,4 +72,6 @@ class ToolClient:
         except (ValueError, KeyError, AttributeError, RecursionError) as error:
             raise ToolError(f"the tool answered {response.status} without a JSON-RPC result") from error
         said = failure.get("message") if isinstance(failure, dict) else failure
-        raise ToolError(f"the tool refused {call.method!r}: {said or response.status}")
+        code = failure.get("code") if isinstance(failure, dict) else None
+        kind = ToolRejected if code in _WRONG_CALL else ToolError
+        raise kind(f"the tool refused {call.method!r}: {said or response.status}")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster import public
+from policies.breaker import State
 from tests.fakes.gateway import Rig, rig
 from tests.fakes.replica import MODEL, Behaviour
 from tests.fakes.tool import FakeTool, fake_tool
@@ -147,3 +148,69 @@ async def test_a_call_that_cannot_be_answered_anyway_does_not_make_the_tool_act(
     assert (status, body["error"]["type"]) == (503, public.ERROR_NO_REPLICA)
     assert tool.calls == []
     assert [event["reason"] for event in made.events("refused")] == ["no_replica"]
+
+
+# --- the breaker -----------------------------------------------------------------------------------------
+
+
+async def break_it(made: Rig, tool: FakeTool) -> int:
+    """Let the tool fail until its breaker opens; return how often it was asked."""
+    tool.failure = {"code": -32000, "message": "congested"}
+    for _ in range(20):
+        await ask(made, {**CALL, "optional": True})
+    return len(tool.calls)
+
+
+async def test_a_tool_that_keeps_failing_is_left_alone_and_optional_calls_go_without_it(
+    made: Rig, tool: FakeTool
+) -> None:
+    asked = await break_it(made, tool)
+    assert asked == 10
+    status, headers, _ = await ask(made, {**CALL, "optional": True})
+    assert (status, headers[public.HEADER_TOOL]) == (200, "breaker")
+    assert made.replicas[0].seen[-1].body["messages"][0]["content"] == "price?"
+    assert len(tool.calls) == asked
+    assert made.events("breaker")[0]["state"] == "open"
+    assert made.events("tool")[-1]["outcome"] == "breaker"
+
+
+async def test_a_call_that_cannot_do_without_the_tool_is_told_so_at_once_and_when_to_come_back(
+    made: Rig, tool: FakeTool
+) -> None:
+    asked = await break_it(made, tool)
+    answered = len(made.replicas[0].seen)
+    status, headers, body = await ask(made, {**CALL, "optional": False})
+    assert (status, body["error"]["type"]) == (503, public.ERROR_BREAKER)
+    assert headers[public.HEADER_TOOL] == "breaker"
+    assert int(headers["retry-after"]) >= 1
+    assert headers.get(public.HEADER_SHOULD_RETRY) != "false", "nothing can have acted"
+    assert (len(tool.calls), len(made.replicas[0].seen)) == (asked, answered)
+
+
+async def test_once_the_tool_is_well_again_a_probe_finds_out(made: Rig, tool: FakeTool) -> None:
+    await break_it(made, tool)
+    tool.failure = None
+    breaker = made.gateway.pipeline.tool_breaker
+    assert breaker is not None
+    await made.until(lambda: breaker.state is not State.OPEN)
+    outcomes = [(await ask(made, CALL))[1][public.HEADER_TOOL] for _ in range(3)]
+    assert outcomes == ["ok"] * 3
+    assert breaker.state is State.CLOSED
+
+
+@pytest.mark.parametrize("code", [-32602, -32601, -32600, -32001])
+async def test_calls_that_are_wrong_do_not_take_the_tool_from_others(
+    made: Rig, tool: FakeTool, code: int
+) -> None:
+    tool.failure = {"code": code, "message": "your fault"}
+    for _ in range(15):
+        status, headers, body = await ask(made, {**CALL, "optional": False})
+        assert (status, headers[public.HEADER_TOOL]) == (502, "error")
+        assert "your fault" in body["error"]["message"]
+    tool.failure = None
+    assert (await ask(made, CALL))[1][public.HEADER_TOOL] == "ok"
+
+
+async def test_without_the_breaker_every_call_asks(made: Rig, tool: FakeTool) -> None:
+    await made.profile("resilient", "tool_breaker")
+    assert await break_it(made, tool) == 20

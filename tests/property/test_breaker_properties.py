@@ -19,7 +19,8 @@ from tests.fakes.policy_bench import FixedClock, Remembering
 MAY_FOLLOW: Final = {"closed": {"open"}, "open": {"half_open"}, "half_open": {"open", "closed"}}
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["begin", "good", "bad", "neutral", "wait"]), st.integers(0, 40)), max_size=200
+    st.tuples(st.sampled_from(["begin", "good", "bad", "neutral", "abandoned", "wait"]), st.integers(0, 40)),
+    max_size=200,
 )
 
 

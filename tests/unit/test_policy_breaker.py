@@ -13,6 +13,7 @@ from policies.call import compose
 from policies.errors import (
     BreakerOpen,
     CallRejected,
+    DeadlineExceeded,
     NoReplica,
     PolicyError,
     ReplicaBusy,
@@ -155,6 +156,15 @@ def test_slow_calls_open_it_though_each_is_answered() -> None:
     assert bench.breaker.state is State.OPEN, "a slow probe is a bad one"
 
 
+@pytest.mark.parametrize("slow_s", [None, 1.0])
+def test_who_gives_up_has_seen_a_slow_call_or_nothing(slow_s: float | None) -> None:
+    bench = Bench(slow_s=slow_s)
+    bench.ended(Verdict.ABANDONED, 30, took_s=0.5)
+    assert bench.breaker.state is State.CLOSED
+    bench.ended(Verdict.ABANDONED, 10, took_s=1.5)
+    assert bench.breaker.state is (State.CLOSED if slow_s is None else State.OPEN)
+
+
 def test_old_outcomes_do_not_count() -> None:
     bench = Bench(window_s=30.0)
     bench.ended(Verdict.BAD, 9)
@@ -182,7 +192,8 @@ def test_what_began_before_it_opened_has_no_say_in_whether_it_closes() -> None:
         (ToolRejected("no such symbol"), Verdict.GOOD),
         (ReplicaBusy("429"), Verdict.NEUTRAL),
         (NoReplica("nobody", retry_after_s=1), Verdict.NEUTRAL),
-        (asyncio.CancelledError(), Verdict.NEUTRAL),
+        (asyncio.CancelledError(), Verdict.ABANDONED),
+        (DeadlineExceeded("late"), Verdict.ABANDONED),
         (KeyboardInterrupt(), Verdict.NEUTRAL),
         (ReplicaLost("cut"), Verdict.BAD),
         (ReplicaFailed("500"), Verdict.BAD),
