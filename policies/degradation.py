@@ -7,6 +7,7 @@ tried once at each rung further down before its caller is told no (only at the l
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -21,6 +22,7 @@ from policies.work import Work
 
 HELPED: Final = (Overloaded, QueueFull, WaitedTooLong)
 """Refusals that a lesser call may escape; nobody's quota, breaker or missing replica is mended by asking for less."""
+LOOK_EVERY_S: Final = 0.01
 REFUSALS: Final = "refusals"
 _CALM: Final = "calm"
 
@@ -57,7 +59,9 @@ class Degradation:
         sink: EventSink | None = None,
     ) -> None:
         self._settings = settings or LadderSettings()
-        self._ladder = Ladder(clock or SystemClock(), self._settings)
+        self._clock = clock or SystemClock()
+        self._ladder = Ladder(self._clock, self._settings)
+        self._looked_at = -math.inf
         self._pressure = pressure or NoPressure()
         self._classes = dict(classes or {})
         self._priorities = dict(priorities)
@@ -79,7 +83,7 @@ class Degradation:
 
         For what is done before the pipeline, such as asking a tool that the call can do without.
         """
-        self._watch(*self._pressure.read())
+        self._look()
         return depth(rung) <= self._start(call) and self._entitled(call, rung)
 
     async def __call__(self, call: Call, inner: Handler[T], /) -> T:
@@ -88,7 +92,7 @@ class Degradation:
         Raises:
             CallRefused: the refusal at the last rung that it may be tried at.
         """
-        self._watch(*self._pressure.read())
+        self._look()
         delivery = call.delivery
         refusal: CallRefused | None = None
         descent = self._descent(call)
@@ -138,6 +142,13 @@ class Degradation:
         if call.degradable is None or not self._entitled(call, rung):
             return None
         return call.degradable.at(call, rung)
+
+    def _look(self) -> None:
+        """Take the present pressure; not for every one of many calls, because it changes no faster than this."""
+        now = self._clock.now()
+        if not 0.0 <= now - self._looked_at < LOOK_EVERY_S:
+            self._looked_at = now
+            self._watch(*self._pressure.read())
 
     def _watch(self, pressure: float, source: str) -> None:
         before = self._ladder.level

@@ -22,6 +22,7 @@ SMALL_MODEL: Final = "small_model"
 REFUSE: Final = "refuse"
 RUNGS: Final = (FULL, SHORT_OUTPUT, SHORT_CONTEXT, NO_TOOLS, SMALL_MODEL, REFUSE)
 """Best first. A rung that answers in another way (from a cache, later) has its place before ``refuse``."""
+_DEPTHS: Final = {rung: depth for depth, rung in enumerate(RUNGS)}
 LOWEST_LEVEL: Final = len(RUNGS) - 2
 """The level never refuses: only who guards the capacity does, and the ladder passes that on when nothing is left."""
 
@@ -33,8 +34,8 @@ def depth(rung: str) -> int:
         ValueError: there is no such rung; the text lists them.
     """
     try:
-        return RUNGS.index(rung)
-    except ValueError:
+        return _DEPTHS[rung]
+    except KeyError:
         raise ValueError(f"rung is {rung!r}, it must be one of {', '.join(RUNGS)}") from None
 
 

@@ -7,6 +7,7 @@ leaves; it knows of the backlog that is there already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -16,6 +17,14 @@ from policies.work import Backlog, Work, WorkLedger
 
 LOAD: Final = "load"
 LATENESS: Final = "lateness"
+
+
+_NOTHING: Final = Backlog()
+
+
+def nothing_queued() -> Backlog:
+    """Return that nothing waits."""
+    return _NOTHING
 
 
 class Pressure(Protocol):
@@ -56,7 +65,7 @@ class FleetPressure:
         ledger: WorkLedger,
         rates: Rates,
         objective_s: float,
-        queued: Callable[[], Backlog] = Backlog,
+        queued: Callable[[], Backlog] = nothing_queued,
         late_share: float = 0.7,
         weight: float = 0.1,
     ) -> None:
@@ -74,8 +83,10 @@ class FleetPressure:
 
     def served(self, asked: Work, given: Work) -> None:
         """Note what share of the work is still done here."""
-        self._asked_s += self._weight * (self._rates.service_s(asked) - self._asked_s)
-        self._given_s += self._weight * (self._rates.service_s(given) - self._given_s)
+        asked_s = self._rates.service_s(asked)
+        given_s = asked_s if given is asked else self._rates.service_s(given)
+        self._asked_s += self._weight * (asked_s - self._asked_s)
+        self._given_s += self._weight * (given_s - self._given_s)
 
     def read(self) -> tuple[float, str]:
         """Return the larger of load and lateness; 0 while no replica is there, which no rung can mend."""
@@ -89,9 +100,11 @@ class FleetPressure:
 
     def _predicted_s(self, rotation: Sequence[Replica]) -> float:
         """Return the best predicted time to first token of who comes last; 0 while a replica holds nothing."""
-        queued = self._queued()
-        ahead = [self._ledger.at(replica) for replica in rotation]
-        if queued.calls == 0 and any(one.attempts == 0 for one in ahead):
-            return 0.0
-        best_s = min(self._rates.predicted_ttft_s(one, 0) for one in ahead)
-        return best_s + self._rates.drain_s(queued, len(rotation))
+        queued, at, predicted_s = self._queued(), self._ledger.at, self._rates.predicted_ttft_s
+        best_s = math.inf
+        for replica in rotation:
+            ahead = at(replica)
+            if ahead.attempts == 0 and queued.calls == 0:
+                return 0.0
+            best_s = min(best_s, predicted_s(ahead, 0))
+        return best_s + self._rates.drain_s(queued, len(rotation)) if queued.calls else best_s
