@@ -23,11 +23,13 @@ from chaos.load.prompts import ask
 from chaos.scrape import total
 from chaos.signals import replica_samples
 from chaos.waiting import until
-from cluster.public import VLLM_WAITING
+from cluster.public import POLICIES, VLLM_WAITING
 
 PROFILE = "resilient"
-WITHOUT = ("early_rejection",)
-"""Nothing may be refused while capacity is measured."""
+WITH = ("retry", "timeouts", "ejection", "least_work")
+"""What the service needs to spread a load that fills it, and to get over the loss of a replica."""
+WITHOUT = tuple(name for name in POLICIES if name not in WITH)
+"""Nothing may be refused, lessened or queued by the gateway while capacity is measured."""
 SLOTS = 8
 """Sequences that one replica is taken to decode together; raised until its own queue is never empty."""
 OVERFILL = 1.25

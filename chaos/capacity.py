@@ -107,6 +107,7 @@ class Calibration:
                 tokens_per_s=round(found.tokens_per_s, 3),
                 duration_s=round(found.duration_s, 4),
                 calls=found.calls,
+                measured_at=round(time.time(), 3),
             )
         )
         self.progress.say(

@@ -14,6 +14,7 @@ from chaos.experiment import Experiment
 from chaos.heal import heal
 from chaos.progress import Progress
 from chaos.runner import HISTORY, Options, run
+from chaos.shared_capacity import SharedCapacity
 from chaos.substrate import NotRunningError, Substrate
 from chaos.undo import UndoLog, run_lock
 from cluster.public import default_run_dir
@@ -30,6 +31,7 @@ class Request:
     rate_per_s: float | None = None
     run_dir: Path | None = None
     bounds: Bounds = DEFAULT_BOUNDS
+    shared: SharedCapacity | None = None
 
 
 class FolderTakenError(ValueError):
@@ -82,5 +84,5 @@ async def conduct(request: Request, substrate: Substrate, progress: Progress) ->
         for what in await heal(UndoLog(run_dir), substrate):
             progress.say(f"left by an earlier run: {what}")
         async with _running(substrate, request.up, progress):
-            options = Options(request.seed, run_dir, request.rate_per_s, request.bounds)
+            options = Options(request.seed, run_dir, request.rate_per_s, request.bounds, request.shared)
             return await run(experiment, substrate, folder, options, progress)

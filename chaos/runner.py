@@ -16,18 +16,18 @@ import psutil
 from chaos.admin import Admin
 from chaos.arm import ArmRun
 from chaos.bounds import DEFAULT_BOUNDS, Bounds
-from chaos.calibrate import Capacity
 from chaos.capacity import Calibration
 from chaos.experiment import Experiment
 from chaos.faults import FaultContext
 from chaos.heal import profile_kept
-from chaos.history import CheckRecord, EndRecord, HistoryWriter, RunRecord
+from chaos.history import CalibrationRecord, CheckRecord, EndRecord, HistoryWriter, Record, RunRecord
 from chaos.load.client import LoadClient
 from chaos.load.plan import make_plan
 from chaos.load.prompts import SYMBOLS, Ask
 from chaos.load.rate import RateMemory, offered
 from chaos.progress import Progress
 from chaos.recovery import all_serving
+from chaos.shared_capacity import SharedCapacity
 from chaos.strike import Strike
 from chaos.substrate import Substrate, SubstrateError
 from chaos.undo import UndoLog
@@ -44,6 +44,8 @@ class Options:
     run_dir: Path
     rate_per_s: float | None = None
     bounds: Bounds = DEFAULT_BOUNDS
+    shared: SharedCapacity | None = None
+    """Where capacities are looked up before they are measured; None to measure in each run."""
 
 
 async def run(
@@ -93,20 +95,10 @@ class _Run:
         options, experiment = self.options, self.experiment
         undo = UndoLog(options.run_dir)
         replicas = await self._ready(undo)
-        calibration = Calibration(
-            self.context,
-            self.client,
-            experiment.load,
-            options.seed,
-            undo,
-            options.bounds,
-            self.progress,
-            self.history.write,
-        )
-        capacity = await calibration.measure(replicas, with_loss=experiment.calibrate_loss)
+        run_id = f"{options.seed}-{int(time.time()) % 10**6:06d}"
+        capacity = await self._capacity(replicas, undo, run_id)
         rate_per_s = self._rate(capacity, replicas)
         plan = make_plan(experiment, rate_per_s, options.seed)
-        run_id = f"{options.seed}-{int(time.time()) % 10**6:06d}"
         for arm in experiment.arms:
             await ArmRun(
                 self.context,
@@ -122,6 +114,44 @@ class _Run:
                 self.progress,
                 self.history,
             ).run()
+
+    async def _capacity(self, replicas: int, undo: UndoLog, run_id: str) -> dict[int, float]:
+        """Return the calls per second by number of live replicas: as measured here, or earlier on this very cluster."""
+        experiment, options = self.experiment, self.options
+        shared, with_loss = options.shared, experiment.calibrate_loss
+        key = (
+            SharedCapacity.key(self.context.substrate, experiment.load, with_loss=with_loss) if shared else ""
+        )
+        found = shared.find(key) if shared else ()
+        for record in found:
+            self.history.write(record)
+        if found:
+            age_s = round(time.time() - min(record.measured_at for record in found), 1)
+            detail = {"run": f"{experiment.name} {found[0].shared_from}", "age_s": age_s}
+            self.history.write(CheckRecord("", "capacity_shared", True, time.time(), detail))
+            self.progress.say(f"capacity as measured {age_s:.0f} s ago on this cluster")
+            return {record.replicas: record.calls_per_s for record in found}
+        measured: list[CalibrationRecord] = []
+        doubts: list[Record] = []
+
+        def sink(record: Record) -> None:
+            self.history.write(record)
+            measured.append(record) if isinstance(record, CalibrationRecord) else doubts.append(record)
+
+        calibration = Calibration(
+            self.context,
+            self.client,
+            experiment.load,
+            options.seed,
+            undo,
+            options.bounds,
+            self.progress,
+            sink,
+        )
+        capacity = await calibration.measure(replicas, with_loss=with_loss)
+        if shared and not doubts:  # what is in doubt is measured again by the next
+            shared.keep(key, measured, run_id)
+        return {number: found.calls_per_s for number, found in capacity.items()}
 
     async def _ready(self, undo: UndoLog) -> int:
         """Return the number of replicas once each has answered and every fault's target is known to exist."""
@@ -158,12 +188,11 @@ class _Run:
                 f"{record.error or 'no error'}); see the logs of gateway and tool"
             )
 
-    def _rate(self, capacity: dict[int, Capacity], replicas: int) -> float:
+    def _rate(self, capacity: dict[int, float], replicas: int) -> float:
         """Return the calls per second to offer, and write down where the number comes from."""
         load, options = self.experiment.load, self.options
         left = replicas - load.of_replicas_lost
-        known = capacity.get(left)
-        calls_per_s = known.calls_per_s if known else capacity[replicas].calls_per_s * left / replicas
+        calls_per_s = capacity.get(left) or capacity[replicas] * left / replicas
         asked = calls_per_s * load.share
         memory = RateMemory(options.run_dir / "rates.json")
         substrate = self.context.substrate

@@ -139,6 +139,16 @@ def hold_window(evidence: Evidence, arm: ArmEvidence) -> Selection:
     return Selection(tuple(c for c in arm.calls if c.n in chosen), frozenset(), start_s, end_s)
 
 
+def held_and_hold(evidence: Evidence, arm: ArmEvidence) -> Selection:
+    """Calls that the victim held at the fault, streams that had begun too, and those that arrive while it is held."""
+    window = hold_window(evidence, arm)
+    around = loss_window(evidence, arm)
+    held = {call.n for call in around.calls if call.offset_s < window.start_s}
+    chosen = held | {call.n for call in window.calls}
+    calls = tuple(c for c in arm.calls if c.n in chosen)
+    return Selection(calls, around.awaiting, window.start_s, window.end_s)
+
+
 def after_revert(evidence: Evidence, arm: ArmEvidence) -> Selection:
     """Calls that arrive after the fault was taken back, until the arm's last."""
     start_s = reverted_offset_s(evidence, arm)
@@ -154,6 +164,7 @@ SELECTORS: Final[Mapping[str, Selector]] = {
     "worker_loss_window": worker_loss_window,
     "loss_window": loss_window,
     "hold_window": hold_window,
+    "held_and_hold": held_and_hold,
     "after_revert": after_revert,
 }
 Scope = tuple[str, str, float]

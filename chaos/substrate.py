@@ -90,6 +90,10 @@ class Substrate(Protocol):
         """Return host:port under which this process reaches what the gateway reaches at ``address``."""
         ...
 
+    def instance(self) -> str:
+        """Return what tells this very cluster from one that is started after it."""
+        ...
+
     def versions(self) -> dict[str, str]:
         """Return the versions of what runs there."""
         ...

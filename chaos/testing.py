@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from chaos import report
 from chaos.bounds import DEFAULT_BOUNDS, Bounds
@@ -19,10 +20,14 @@ from chaos.conduct import Request, conduct
 from chaos.experiment import Experiment
 from chaos.progress import LineProgress, Progress
 from chaos.scenarios import scenario
+from chaos.shared_capacity import SharedCapacity
 from chaos.substrate import Substrate
 from chaos.substrates import substrate
 from chaos.tailor import tailored
 from chaos.verdict import Verdict
+
+_MEASURED: Final = SharedCapacity()
+"""What this process has measured, for runs that may share it."""
 
 
 def run_experiment(
@@ -37,6 +42,7 @@ def run_experiment(
     repeats: int = 1,
     progress: Progress | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
+    share_capacity: bool = False,
 ) -> Verdict:
     """Run an experiment, write its report folder, and return the verdict.
 
@@ -50,6 +56,8 @@ def run_experiment(
         up: bring the cluster up when it is not, and down again afterwards.
         repeats: how often to run again while the verdict is *inconclusive*, which is neither pass nor fail: most often
             something else had the machine. A fail is never repeated. Each run has a folder: ``out``, ``out-2``, ...
+        share_capacity: take the capacity from an earlier run of this process with the same mix of calls on the same
+            cluster, where there is one less than half an hour old; the history says so.
 
     Raises:
         SubstrateError, FaultError, CalibrationError: it could not be run.
@@ -58,6 +66,8 @@ def run_experiment(
     chosen = scenario(experiment) if isinstance(experiment, str) else experiment
     place = substrate(on) if isinstance(on, str) else on
     request = Request(tailored(chosen, arms=arms, without=without), seed, out, up, bounds=bounds)
+    if share_capacity:
+        request = replace(request, shared=_MEASURED)
     shown = progress or LineProgress()
     for number in range(1, repeats + 2):
         folder = out if out is None or number == 1 else out.with_name(f"{out.name}-{number}")

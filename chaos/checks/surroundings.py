@@ -31,6 +31,7 @@ _SAID: Final = {
     NO_TOXICS: "no toxic was left on any link",
     NO_LEFTOVERS: "no process or container was left",
     "offered_load": "the load is a share of the measured capacity",
+    "capacity_shared": "the capacity was measured by an earlier run on this very cluster",
     "gateway_events": "the gateway's events are complete",
     "calls_awaiting_at_fault": "the target held calls that awaited their first token",
 }

@@ -7,11 +7,21 @@ from typing import Final
 
 from chaos.experiment import Experiment
 from chaos.names import require
+from chaos.scenarios.burst import BURST
+from chaos.scenarios.frozen_replica import FROZEN_REPLICA
+from chaos.scenarios.long_context import LONG_CONTEXT
+from chaos.scenarios.retry_storm import RETRY_STORM
+from chaos.scenarios.slow_replica import SLOW_REPLICA
 from chaos.scenarios.slow_tool import SLOW_TOOL
 from chaos.scenarios.worker_loss import WORKER_LOSS
 
 SCENARIOS: Final[Mapping[str, Experiment]] = {
     "worker_loss": WORKER_LOSS,
+    "frozen_replica": FROZEN_REPLICA,
+    "slow_replica": SLOW_REPLICA,
+    "burst": BURST,
+    "long_context": LONG_CONTEXT,
+    "retry_storm": RETRY_STORM,
     "slow_tool": SLOW_TOOL,
 }
 

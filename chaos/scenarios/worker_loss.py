@@ -7,8 +7,8 @@ from chaos.experiment import Experiment, FaultPlan, Load, Objective, Phases
 WORKER_LOSS = Experiment(
     name="worker_loss",
     question=(
-        "When one of N replicas is killed under a load that N-1 can carry, is every call answered that awaited its "
-        "first token there or arrives in the ten seconds after, and does the first token still come in time?"
+        "When one of N replicas is killed under a load that N-1 can carry, is every call answered that it held (streams"
+        " in full) or that arrives in the ten seconds after, and does the first token still come in time?"
     ),
     load=Load(
         share=0.65,
@@ -25,8 +25,8 @@ WORKER_LOSS = Experiment(
         Objective("success_rate", 1.0),
         Objective("ttft_p95", 3.0, relative_to_control=True),
     ),
-    counted="worker_loss_window",
+    counted="loss_window",
     minimum_counted=100,
-    phases=Phases(warm_up_s=3.0, steady_s=5.0, hold_s=10.0, recovery_s=8.0),
+    phases=Phases(warm_up_s=2.0, steady_s=3.0, hold_s=10.0, recovery_s=3.0),
     calibrate_loss=True,
 )

@@ -20,6 +20,7 @@ from chaos.substrates.containers import LABEL_SERVICE, Containers
 from cluster import public
 
 SERVICE_WORKER = "worker"
+SERVICE_HEAD = "head"
 COMPOSE_FILE = "docker-compose.yml"
 UP_TIMEOUT_S = 600.0
 DOWN_TIMEOUT_S = 180.0
@@ -123,6 +124,11 @@ class ComposeSubstrate:
             return address
         host, port = address.rsplit(":", 1)
         return f"{await self._ask(lambda held: held.address(host)) or host}:{port}"
+
+    def instance(self) -> str:
+        return ",".join(
+            sorted(c.id for c in self._containers.answer(lambda: self._containers.of(SERVICE_HEAD)))
+        )
 
     def versions(self) -> dict[str, str]:
         return self._containers.answer(self._versions)

@@ -157,6 +157,9 @@ class LocalSubstrate:
     async def reachable(self, address: str) -> str:
         return address
 
+    def instance(self) -> str:
+        return self._state().run_mark
+
     def versions(self) -> dict[str, str]:
         return dict(self._state().versions)
 

@@ -494,6 +494,9 @@ class FakeSubstrate:
     async def reachable(self, address: str) -> str:
         return address
 
+    def instance(self) -> str:
+        return self.cluster.url
+
     def versions(self) -> dict[str, str]:
         return {"fake": "1"}
 

@@ -11,6 +11,7 @@ import pytest
 
 from chaos import history
 from chaos.bounds import Bounds
+from chaos.calibrate import WITHOUT
 from chaos.conduct import FolderTakenError, Request, conduct
 from chaos.experiment import Experiment, FaultPlan, Load, Objective, Phases
 from chaos.faults import BlastRadius
@@ -39,7 +40,7 @@ LOSS = Experiment(
     name="small_loss",
     question="does the runner do its work?",
     load=Load(
-        share=0.5, of_replicas_lost=1, prompt_tokens=(8, 12), output_tokens=(6, 10), client_deadline_s=2
+        share=0.5, of_replicas_lost=1, prompt_tokens=(8, 12), output_tokens=(6, 10), client_deadline_s=6
     ),
     faults=(FaultPlan("kill_replica", "replica-*", when={"streaming": 2, "awaiting": 1}),),
     objectives=(Objective("success_rate", 1.0),),
@@ -163,7 +164,7 @@ async def test_each_arm_has_its_profile_and_the_gateway_gets_its_own_back(
     cluster.profile = {"profile": "resilient", "without": ["hedging"]}
     await run(SLOW, substrate, tmp_path)
     assert cluster.profiles_set == [
-        {"profile": "resilient", "without": ["early_rejection"]},
+        {"profile": "resilient", "without": list(WITHOUT)},
         {"profile": "resilient", "without": []},
         {"profile": "naive", "without": []},
         {"profile": "resilient", "without": []},

@@ -1,0 +1,49 @@
+"""Long context: a few long prompts among many short ones fill the cache until sequences are thrown out of the batch."""
+
+from __future__ import annotations
+
+from chaos.experiment import CallClass, Experiment, FaultPlan, Load, Objective, Phases, Sign
+
+LONG_CONTEXT = Experiment(
+    name="long_context",
+    question=(
+        "When long prompts press the cache until sequences are thrown out of the batch, do short calls keep the time "
+        "to their first token and the flow of their tokens?"
+    ),
+    load=Load(
+        share=0.4,
+        classes=(
+            CallClass(
+                "short",
+                share=1.0,
+                surge_share=0.0,
+                priority="critical",
+                tenant="chat",
+                prompt_tokens=(30, 60),
+                output_tokens=(20, 30),
+                client_deadline_s=6.0,
+            ),
+            CallClass(
+                "long",
+                share=0.0,
+                surge_share=1.0,
+                priority="sheddable",
+                tenant="documents",
+                # Five of them leave a cache of 12,288 tokens (96 blocks) as good as full, and each grows by two blocks.
+                prompt_tokens=(2200, 2400),
+                output_tokens=(200, 300),
+                client_deadline_s=12.0,
+            ),
+        ),
+    ),
+    faults=(FaultPlan("burst", "client", settings={"times": 1.25}),),
+    objectives=(
+        Objective("success_rate", 0.99, call_class="short"),
+        Objective("ttft_p95", 3.0, relative_to_control=True, call_class="short"),
+        Objective("itl_p99", 3.0, relative_to_control=True, call_class="short"),
+    ),
+    counted="hold_window",
+    minimum_counted=60,
+    phases=Phases(warm_up_s=2.0, steady_s=3.0, hold_s=10.0, recovery_s=2.0),
+    signs=(Sign("preemptions", 2.0),),
+)
