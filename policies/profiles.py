@@ -250,7 +250,7 @@ def build(
 
     limits = make_limits(around, knobs)
     observers: list[AttemptObserver] = [limits] if "adaptive_limit" in active else []
-    dispatch = make_dispatch(around, knobs, active, observers)
+    dispatch = make_dispatch(around, knobs, active, observers, limits if observers else None)
 
     budget = RetryBudget(clock, knobs.budget) if "retry_budget" in active else None
     admission = make_admission(around, knobs, dispatch.rotation, limits) if "admission" in active else None

@@ -11,8 +11,10 @@ from policies.isolation import Isolation
 from policies.observe import AttemptObserver
 from policies.outlier import OutlierDetection
 from policies.parts import ProfileSettings, Surroundings
+from policies.replica_limits import ReplicaLimits
 from policies.slow_start import SlowStart
 from policies.stall import StallWatch
+from policies.within_limits import WithinLimits
 
 
 def make_dispatch(
@@ -20,8 +22,12 @@ def make_dispatch(
     knobs: ProfileSettings,
     active: Collection[str],
     observers: Iterable[AttemptObserver] = (),
+    limits: ReplicaLimits | None = None,
 ) -> Dispatch:
-    """Return a dispatch with ``ejection``, ``stall_watch``, ``slow_start``, ``least_work`` and ``isolation``."""
+    """Return a dispatch with ``ejection``, ``stall_watch``, ``slow_start``, ``least_work`` and ``isolation``.
+
+    With ``limits`` no replica is given more than its own while another has room.
+    """
     clock, watching = around.clock, list(observers)
     slow_start: SlowStart | None = None
     if "slow_start" in active:
@@ -49,6 +55,8 @@ def make_dispatch(
         if "isolation" in active:
             balancer = isolation = Isolation(balancer, knobs.isolation)
             watching.append(isolation)
+    if limits is not None:
+        balancer = WithinLimits(balancer, limits)
 
     return Dispatch(
         around.fleet,

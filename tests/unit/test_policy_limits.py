@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from policies.balance import RoundRobin
 from policies.errors import (
     AttemptError,
     AttemptTimeout,
@@ -20,6 +21,7 @@ from policies.observe import ObservedAttempt
 from policies.progress import Progress
 from policies.rates import RatePriors, Rates
 from policies.replica_limits import ReplicaLimits, outcome_of
+from policies.within_limits import WithinLimits
 from policies.work import Work
 from tests.fakes.policy_bench import FixedClock, Remembering
 
@@ -181,7 +183,7 @@ def test_first_tokens_are_judged_by_their_own_prefill_and_by_what_waits_ahead_to
     """A prompt of 3,000 tokens takes twelve times as long as a short one; that is not crowding."""
     bench = Watched("a")
     (a,) = bench.fleet.replicas
-    held = [bench.begin(a, prompt=0) for _ in range(8)]
+    held = [bench.begin(a, prompt=0) for _ in range(4)]
     long, behind = bench.begin(a, prompt=3000), bench.begin(a)
     bench.first_token(long, 0.7)
     bench.first_token(behind, 0.05)
@@ -192,6 +194,17 @@ def test_first_tokens_are_judged_by_their_own_prefill_and_by_what_waits_ahead_to
     for one in (*held, long, behind, crowded):
         bench.end(one, "ok")
     assert bench.limits.in_use(a) == 0
+
+
+def test_what_waits_for_a_slot_ahead_of_a_call_is_no_excuse_for_a_late_first_token() -> None:
+    """Else an engine's own queue would explain itself: the longer it is, the later the tokens may come."""
+    bench = Watched("a")
+    (a,) = bench.fleet.replicas
+    for _ in range(8):
+        bench.first_token(bench.begin(a), 0.05)
+    waiting = [bench.begin(a, prompt=1000) for _ in range(5)]
+    bench.first_token(waiting[-1], 1.3)
+    assert [event.reason for event in bench.sink.of(LimitChanged)] == ["ttft"]
 
 
 def test_it_tells_when_a_limit_fell_and_when_it_is_back() -> None:
@@ -259,3 +272,16 @@ def test_the_template_never_moves() -> None:
     assert limit.value == 5
     with pytest.raises(ValueError, match="value"):
         Limit(0)
+
+
+def test_no_replica_is_given_more_than_its_limit_while_another_has_room() -> None:
+    bench = Watched("a", "b")
+    a, b = bench.fleet.replicas
+    balancer = WithinLimits(RoundRobin(), bench.limits)
+    assert {balancer.pick([a, b]) for _ in range(2)} == {a, b}
+    bench.begin(a, sequences=9)
+    assert [balancer.pick([a, b], work=Work(1, 1, 2)) for _ in range(3)] == [b] * 3
+    bench.begin(b, sequences=9)
+    assert {balancer.pick([a, b], work=Work(1, 1, 2)) for _ in range(2)} == {a, b}, (
+        "then it is as if there were none"
+    )
