@@ -46,7 +46,7 @@ async def process(*arguments: str, **environment: str) -> AsyncIterator[asyncio.
 
 async def one_call(session: aiohttp.ClientSession, url: str, tokens: int, stream: bool) -> int:
     message = {"role": "user", "content": "measure " * 40}
-    body = {"model": "brownout-tiny", "messages": [message], "max_tokens": tokens, "stream": stream}
+    body = {"model": "brownout-tiny", "messages": [message], "max_tokens": tokens, "stream": stream, "temperature": 0}
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
         assert response.status == 200, await response.text()
         data = await response.read()
