@@ -137,7 +137,11 @@ class LatencyRule:
 
 
 def _median(samples: Sequence[Lateness]) -> Lateness:
-    return Lateness(median(one.excess_s for one in samples), median(one.ratio for one in samples))
+    """Return the median (of an even number, the upper one of the two in the middle), each part for itself."""
+    middle = len(samples) // 2
+    return Lateness(
+        sorted([one.excess_s for one in samples])[middle], sorted([one.ratio for one in samples])[middle]
+    )
 
 
 @dataclass(frozen=True, slots=True)
