@@ -6,6 +6,7 @@ cannot disagree about it.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -47,6 +48,7 @@ class Dispatch:
         outlier: OutlierDetection | None = None,
         observers: Sequence[AttemptObserver] = (),
         retry_after_s: float = 2.0,
+        rng: random.Random | None = None,
     ) -> None:
         self._fleet = fleet
         self._balancer = balancer
@@ -58,6 +60,7 @@ class Dispatch:
         self._silence = Silence(clock)
         self._observers = (*([] if outlier is None else [outlier]), *observers)
         self._retry_after_s = retry_after_s
+        self._rng = rng or random.Random()
 
     def rotation(self) -> Sequence[Replica]:
         """Return the replicas that may get new attempts."""
@@ -107,7 +110,9 @@ class Dispatch:
 
     def _refusal(self, request_id: str) -> NoReplica:
         self._sink.emit(Refused(request_id, NoReplica.reason))
-        return NoReplica("no replica is there", retry_after_s=self._retry_after_s)
+        # Jittered: those who are told so while nobody is there must not all be back in the same instant.
+        retry_after_s = self._retry_after_s * self._rng.uniform(1.0, 1.5)
+        return NoReplica("no replica is there", retry_after_s=retry_after_s)
 
     def _is_suspect(self, replica: Replica) -> bool:
         """Tell whether the replica should be left alone for now.

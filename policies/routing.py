@@ -68,6 +68,7 @@ def make_dispatch(
         outlier=outlier,
         observers=watching,
         retry_after_s=knobs.no_replica_retry_after_s,
+        rng=around.rng,
     )
 
 

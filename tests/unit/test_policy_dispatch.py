@@ -135,10 +135,15 @@ def test_without_replicas_a_call_is_refused_at_once_and_told_when_to_come_back()
         bench = Bench(0)
         with pytest.raises(NoReplica) as caught:
             await bench.went_to()
-        assert caught.value.retry_after_s > 0
+        with pytest.raises(NoReplica) as again:
+            bench.dispatch.require_replica("c")
+        first_s, second_s = caught.value.retry_after_s, again.value.retry_after_s
+        assert 2.0 <= first_s <= 3.0
+        assert 2.0 <= second_s <= 3.0
+        assert first_s != second_s, "not all at once"
         return [event.reason for event in bench.sink.of(Refused)]
 
-    assert run(main()) == ["no_replica"]
+    assert run(main()) == ["no_replica"] * 2
 
 
 def test_an_attempt_is_reported_from_start_to_end() -> None:
