@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
+from typing import Final
 
 from policies.call import Call, Handler, T
 from policies.clock import Clock, SystemClock
@@ -56,6 +57,9 @@ class AdmissionSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: it must be over 0")
+
+
+_LABELS: Final = tuple(one.label for one in Priority)
 
 
 class _Waiting(Waiter):
@@ -179,6 +183,7 @@ class Admission:
         finally:
             timer.cancel()
             waiting.future = None
+            call.delivery.waited_s += self._clock.now() - now
         if waiting.refusal is not None:
             raise waiting.refusal
 
@@ -190,7 +195,10 @@ class Admission:
         """
         queue, settings = self._queue, self._settings
         useful_s = call.deadline.remaining() - self._unloaded_ttft_s(call.work.prompt_tokens)
-        wait_s = min(self._longest_wait_s, useful_s)
+        left_s = (
+            self._longest_wait_s - call.delivery.waited_s
+        )  # a lesser call has waited before, as a greater one
+        wait_s = min(left_s, useful_s)
         if not wait_s > 0:
             raise self._refusal(waiting, WaitedTooLong, "there is no time to wait for a permit")
         if queue.share_of(call.tenant) >= settings.tenant_share and not queue.holds_only(call.tenant):
@@ -251,7 +259,7 @@ class Admission:
         if len(queue) and self._timer is None:
             self._timer = self._clock.call_later(self._settings.poll_s, self._tick)
 
-    def _next_of(self, in_turn: list[_Waiting], now: float) -> _Waiting | None:
+    def _next_of(self, in_turn: Iterable[_Waiting], now: float) -> _Waiting | None:
         """Return the first that may be let in.
 
         One for which there is no room may be passed by more important ones, and one that waits for room in the
@@ -259,7 +267,7 @@ class Admission:
         """
         shares, live = self._shares, self._live()
         if shares.total == 0 or live == 0:
-            return in_turn[0]
+            return next(iter(in_turn))
         free = self._limit() - shares.total
         if free < 1:
             return None
@@ -295,7 +303,7 @@ class Admission:
         waiting.granted = True
         self._shares.take(waiting.priority, waiting.work.sequences)
         self.active_tokens += waiting.work.tokens
-        self._sink.emit(Admitted(waiting.request_id, waiting.priority.label, now - waiting.since))
+        self._sink.emit(Admitted(waiting.request_id, _LABELS[waiting.priority], now - waiting.since))
 
     def _give(self, waiting: _Waiting, outcome: Outcome, used_tokens: int) -> None:
         self._shares.give(waiting.priority, waiting.work.sequences)

@@ -35,8 +35,8 @@ class Delivery:
     ``started`` says that part of the answer has reached the client: after that, a retry would repeat output,
     and only a resume may go on. ``attempts`` and ``replica`` are the latest attempt's number and replica name,
     ``resumes`` how often the stream was continued, ``rung`` where on the ladder the call is answered,
-    ``wasted_tokens`` what was generated or prefilled for it and had to be done again, and ``output_tokens`` what
-    all its attempts that have ended generated.
+    ``wasted_tokens`` what was generated or prefilled for it and had to be done again, ``output_tokens`` what
+    all its attempts that have ended generated, and ``waited_s`` how long it has waited for permits in all.
     """
 
     started: bool = False
@@ -46,6 +46,7 @@ class Delivery:
     rung: str = FULL
     wasted_tokens: int = 0
     output_tokens: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
