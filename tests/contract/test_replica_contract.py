@@ -17,8 +17,13 @@ import aiohttp
 import pytest
 
 from cluster.gateway.assemble import whole_answer
+from cluster.gateway.detokenize import Detokenizer
+from cluster.gateway.record import Record, without_ids
 from cluster.gateway.sse import DONE, EventStream, is_plain_token
+from cluster.gateway.tokens import load
+from cluster.model.tokenizer import train, training_text
 from cluster.public import VLLM_RUNNING, ClusterState
+from cluster.settings import current
 from policies.progress import Progress
 from tests.fakes.policy_bench import FixedClock
 from tests.fakes.replica import Behaviour, FakeReplica, fake_replica
@@ -26,6 +31,7 @@ from tests.fakes.replica import Behaviour, FakeReplica, fake_replica
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 OPTIONS = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
 TOKENS = 12
+TOKENIZER = train(training_text(), 600)
 
 
 @dataclass
@@ -35,6 +41,7 @@ class Peer:
     url: str
     model: str
     http: aiohttp.ClientSession
+    tokenizer: Any
     fake: FakeReplica | None = None
 
     def body(self, path: str, **fields: Any) -> dict[str, Any]:
@@ -69,14 +76,14 @@ async def peer(request: pytest.FixtureRequest) -> AsyncIterator[Peer]:
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
         if request.param == "fake":
-            fake = await stack.enter_async_context(fake_replica())
-            yield Peer(f"http://{fake.address}", "brownout-tiny", http, fake)
+            fake = await stack.enter_async_context(fake_replica(TOKENIZER))
+            yield Peer(f"http://{fake.address}", "brownout-tiny", http, TOKENIZER, fake)
             return
         state: ClusterState = request.getfixturevalue("cluster")
         async with http.get(f"{state.links_url}/links?after=-1&wait_s=0") as response:
             links = (await response.json())["links"]
         replica = next(link for link in links if link["kind"] == "replica")
-        yield Peer(f"http://{replica['listen']}", state.model, http)
+        yield Peer(f"http://{replica['listen']}", state.model, http, load(current()).tokenizer)
 
 
 def payload(event: bytes) -> dict[str, Any]:
@@ -156,6 +163,68 @@ async def test_a_request_that_it_finds_wrong_is_a_4xx_in_the_openai_shape(peer: 
         error = (await response.json())["error"]
     assert error["message"]
     assert error["code"] == 400
+
+
+def anonymous(event: bytes) -> bytes:
+    """Return the event without what differs from call to call."""
+    return re.sub(rb'"(id|created)":("[^"]*"|[0-9]+)', rb'"\1":0', event)
+
+
+@pytest.mark.parametrize("usage", [False, True], ids=["", "running usage"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_token_ids_are_told_and_can_be_taken_out_without_a_trace(
+    peer: Peer, path: str, usage: bool
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": usage}
+    plain = await peer.stream(path, stream_options=options)
+    told = await peer.stream(path, stream_options=options, return_token_ids=True)
+    record, counted = Record(chat=path == CHAT), [0]
+    progress = Progress(FixedClock(), lambda _, tokens: counted.append(tokens))
+    reading = EventStream(progress, want_usage=True, record=record)
+    passed = b"".join(map(reading.feed, told))
+    reading.end()
+    assert anonymous(passed) == anonymous(b"".join(plain))
+    assert record.problem == ""
+    assert len(record.transcript.output) == sum(counted) == reading.usage["completion_tokens"] == TOKENS
+    assert len(record.transcript.prompt) == reading.usage["prompt_tokens"]
+    assert all(record.find(event) > 0 for event in told[2:-3]), "so that the gateway need not parse them"
+    assert b"".join(map(without_ids, plain)) == b"".join(plain), "there is nothing to take out"
+    words = Detokenizer(peer.tokenizer, record.transcript.prompt)
+    assert words.feed(record.transcript.output) == record.text
+
+
+async def told_ids(peer: Peer, path: str, **fields: Any) -> tuple[list[int], list[int], str | None]:
+    """Return the ids of the prompt, those of the output, and the finish reason."""
+    record = Record(chat=path == CHAT)
+    reading = EventStream(Progress(FixedClock()), record=record)
+    for event in await peer.stream(path, return_token_ids=True, **fields):
+        reading.feed(event)
+    reading.end()
+    return list(record.transcript.prompt), record.transcript.output, record.transcript.finish_reason
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_prompt_of_all_ids_so_far_brings_the_rest(peer: Peer, path: str) -> None:
+    prompt, output, finish = await told_ids(peer, path)
+    for cut in (1, 5, TOKENS - 1):
+        again, rest, end = await told_ids(peer, TEXT, prompt=prompt + output[:cut], max_tokens=TOKENS - cut)
+        assert again == prompt + output[:cut]
+        assert (rest, end) == (output[cut:], finish)
+
+
+@pytest.mark.parametrize("extra", [{"brownout_end_at": 0}, {"brownout_seed": 3, "brownout_temperature": 1.5}])
+async def test_extras_are_keyed_by_absolute_position(peer: Peer, extra: dict[str, float]) -> None:
+    prompt, greedy, _ = await told_ids(peer, TEXT)
+    if "brownout_end_at" in extra:
+        extra = {"brownout_end_at": len(prompt) + 8}
+    _, output, finish = await told_ids(peer, TEXT, vllm_xargs=extra)
+    assert output != greedy
+    assert finish == ("stop" if "brownout_end_at" in extra else "length")
+    cut = 5
+    _, rest, end = await told_ids(
+        peer, TEXT, prompt=prompt + output[:cut], max_tokens=TOKENS - cut, vllm_xargs=extra
+    )
+    assert (rest, end) == (output[cut:], finish)
 
 
 async def test_headers_do_not_wait_for_the_first_token(peer: Peer) -> None:

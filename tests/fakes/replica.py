@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -19,13 +18,12 @@ from typing import Any
 
 from aiohttp import web
 
-from cluster.model.tokenizer import END, SPECIAL
 from cluster.public import SMALL_PATH
+from tests.fakes.toy_model import CONTEXT, answer_plan, output_tokens
 
 MODEL = "brownout-tiny"
 _SILENT = logging.getLogger("tests.fakes.replica")  # what is cut on purpose is no error
 _SILENT.setLevel(logging.CRITICAL)
-CONTEXT = 4096
 
 
 @dataclass
@@ -237,7 +235,7 @@ class FakeReplica:
         told = bool(body.get("return_token_ids"))
         options = body.get("stream_options") or {}
         running = options.get("include_usage") and options.get("continuous_usage_stats")
-        plans = [_plan(body, self.tokenizer, index) for index in range(choices)]
+        plans = [answer_plan(body, self.tokenizer, index) for index in range(choices)]
         prompt, done = plans[0].prompt, 0
         events: list[tuple[dict[str, Any], bool]] = []
 
@@ -251,7 +249,7 @@ class FakeReplica:
                 opening = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
                 ids = prompt if told else None
                 add({**opening, "finish_reason": None}, False, prompt_token_ids=ids, prompt_text=None)
-        longest = max(len(plan.tokens) for plan in plans)
+        longest = max(len(one.tokens) for one in plans)
         for start in range(0, longest, how.tokens_per_event):
             for index, plan in enumerate(plans):
                 part = plan.tokens[start : start + how.tokens_per_event]
@@ -312,77 +310,6 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
 
 
-@dataclass(frozen=True)
-class Token:
-    id: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one choice will be."""
-
-    prompt: list[int]
-    tokens: list[Token]
-    finish: str
-
-
-def _plan(body: dict[str, Any], tokenizer: Any, index: int) -> Plan:
-    if tokenizer is None:
-        limit = output_tokens(body)
-        tokens = [Token(number, token_text(number, index)) for number in range(limit)]
-        return Plan(list(range(prompt_tokens(body))), tokens, "length")
-    from tokenizers.decoders import DecodeStream
-
-    prompt = _prompt_ids(body, tokenizer)
-    bounded = body.get("max_completion_tokens") or body.get("max_tokens") or "prompt" in body
-    limit = output_tokens(body) if bounded else CONTEXT
-    extra = body.get("vllm_xargs") or {}
-    drawn = body.get("temperature", 1.0) > 0
-    skip = body.get("skip_special_tokens", True)
-    stream = DecodeStream(ids=prompt, skip_special_tokens=skip)
-    ids, tokens = list(prompt), list[Token]()
-    while len(tokens) < limit and len(ids) < CONTEXT:
-        if len(ids) >= extra.get("brownout_end_at", CONTEXT + 1):
-            return Plan(prompt, [*tokens, Token(END_ID, "")], "stop")
-        # an engine's generator starts again with each request: what is drawn depends on the number of the draw
-        salt = (body.get("seed"), len(tokens), index) if drawn else sorted(extra.items())
-        chosen = zlib.crc32(repr((ids[-64:], len(ids), salt)).encode())
-        ids.append(FIRST_ID + chosen % (tokenizer.get_vocab_size() - FIRST_ID))
-        tokens.append(Token(ids[-1], stream.step(tokenizer, ids[-1]) or ""))
-    return Plan(prompt, tokens, "length")
-
-
-def _prompt_ids(body: dict[str, Any], tokenizer: Any) -> list[int]:
-    if "messages" in body:
-        text = "".join(f"<|{one['role']}|>{one.get('content') or ''}<|end|>" for one in body["messages"])
-        return list(tokenizer.encode(text + "<|assistant|>", add_special_tokens=False).ids)
-    prompt = body["prompt"]
-    return list(tokenizer.encode(prompt).ids) if isinstance(prompt, str) else list(prompt)
-
-
-END_ID = SPECIAL.index(END)
-FIRST_ID = len(SPECIAL)
-
-
-def token_text(number: int, index: int = 0) -> str:
-    """Return the text of a token: varied, with quotes, escapes and multi-byte letters in it."""
-    words = (" plain", ' "finish_reason":"stop"', " Ünï¢ode", "\n\n", " data: [DONE]", " 語", " \\u0041")
-    return f"{words[(number + index) % len(words)]}{number}"
-
-
-def output_tokens(body: dict[str, Any]) -> int:
-    """Return how many tokens the fake generates: as many as are allowed."""
-    return int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
-
-
-def prompt_tokens(body: dict[str, Any]) -> int:
-    """Return the length of the prompt: one token a character, near enough."""
-    if "messages" in body:
-        return sum(len(str(message.get("content") or "")) for message in body["messages"])
-    return len(body["prompt"])
-
-
 def refusal(body: dict[str, Any], *, chat: bool) -> str:
     """Return what is wrong with a request, in the cases in which vLLM finds something wrong too."""
     if chat and not body.get("messages"):
@@ -407,9 +334,9 @@ def _logprobs(word: str, number: int, *, chat: bool) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def fake_replica() -> AsyncIterator[FakeReplica]:
+async def fake_replica(tokenizer: Any = None) -> AsyncIterator[FakeReplica]:
     """A running replica, stopped at the end."""
-    replica = FakeReplica()
+    replica = FakeReplica(tokenizer)
     await replica.start()
     try:
         yield replica

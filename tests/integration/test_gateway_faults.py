@@ -13,7 +13,8 @@ import pytest
 
 from cluster import public
 from tests.fakes.gateway import Rig, rig
-from tests.fakes.replica import MODEL, Behaviour, FakeReplica, token_text
+from tests.fakes.replica import MODEL, Behaviour, FakeReplica
+from tests.fakes.toy_model import token_text
 
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "say something"}]

@@ -11,7 +11,8 @@ import pytest
 
 from cluster import public
 from tests.fakes.gateway import Rig, rig
-from tests.fakes.replica import MODEL, Behaviour, token_text
+from tests.fakes.replica import MODEL, Behaviour
+from tests.fakes.toy_model import token_text
 
 MESSAGES: Any = [{"role": "user", "content": "say something"}]
 EXPECTED = "".join(token_text(number) for number in range(6))

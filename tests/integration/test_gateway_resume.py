@@ -18,7 +18,8 @@ from cluster import public
 from cluster.gateway.tokens import TokenCounter
 from cluster.model.tokenizer import CHAT_TEMPLATE, train, training_text
 from tests.fakes.gateway import Rig, rig
-from tests.fakes.replica import CONTEXT, END_ID, MODEL, Behaviour
+from tests.fakes.replica import MODEL, Behaviour
+from tests.fakes.toy_model import CONTEXT, END_ID
 
 TOKENIZER = train(training_text(), 600)
 OTHER_TOKENIZER = train(training_text(), 500)
