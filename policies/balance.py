@@ -58,8 +58,9 @@ def full_weight(_: Replica) -> float:
 class LeastWork:
     """The replica that would be done first with the attempt, in seconds of its own time.
 
-    Prefill and decode tokens are weighed by the learned rates; a replica of weight 0.5 counts as half as fast.
-    Those that are level take turns, so that an idle fleet is not one busy replica.
+    Prefill and decode tokens are weighed by the learned rates. What a replica of weight 0.5 holds counts twice, so
+    that it gets half as much; an idle one is idle whatever its weight. Those that are level take turns, so that an
+    idle fleet is not one busy replica.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class LeastWork:
 
     def cost_s(self, replica: Replica, own_s: float) -> float:
         """Return the seconds until the replica has done what it holds and ``own_s`` seconds of work on top."""
-        return (self._rates.outstanding_s(self._ledger.at(replica)) + own_s) / self._weight(replica)
+        return self._rates.outstanding_s(self._ledger.at(replica)) / self._weight(replica) + own_s
 
     def pick(
         self,

@@ -97,23 +97,30 @@ def test_the_first_fleet_that_is_found_starts_at_once() -> None:
     assert [slow_start.weight(one) for one in fleet.replicas] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("without", [(), ("slow_start",)])
-def test_a_new_replica_gets_its_share_bit_by_bit(without: tuple[str, ...]) -> None:
-    async def main() -> list[float]:
-        service = Service(1, sizes=SHORT, without=without)
-        loading = asyncio.ensure_future(service.load(12.0, calls_per_s=20.0))
+def test_a_new_replica_gets_its_share_bit_by_bit() -> None:
+    async def main(seed: int, without: tuple[str, ...]) -> tuple[int, int]:
+        service = Service(seed, sizes=SHORT, without=without)
+        loading = asyncio.ensure_future(service.load(12.0, calls_per_s=26.0))
         await asyncio.sleep(4.0)
         new, added_at = service.add("new"), now()
         await loading
-        shares = []
-        for begin in (0.0, 6.0):
-            then = [r for at, r, _ in service.went_to if begin <= at - added_at < begin + 1.5]
-            shares.append(Counter(then)[new] / len(then))
-        return shares
+        got = [at - added_at for at, one, _ in service.went_to if one is new]
+        return sum(after_s < 1.5 for after_s in got), sum(6.0 <= after_s < 7.5 for after_s in got)
 
-    early, late = run(main())
-    assert late > 0.15
-    assert (early < 0.15) if not without else (early > 0.25)
+    early, late = map(sum, zip(*(run(main(seed, ())) for seed in range(3)), strict=True))
+    at_once, _ = map(sum, zip(*(run(main(seed, ("slow_start",))) for seed in range(3)), strict=True))
+    assert early < 0.7 * at_once
+    assert early < 0.7 * late
+
+
+def test_an_idle_replica_is_idle_whatever_its_weight() -> None:
+    async def main() -> Counter[str]:
+        replicas = (Replica("a"), Replica("b"))
+        ledger, rates = WorkLedger(), Rates(CLOCK)
+        balancer = LeastWork(ledger, rates, weight=lambda one: 0.2 if one is replicas[1] else 1.0)
+        return Counter(balancer.pick(replicas, work=Work(100, 20)).name for _ in range(10))
+
+    assert run(main()) == {"a": 5, "b": 5}
 
 
 def test_settings_of_slow_start_are_checked_when_they_are_made() -> None:
