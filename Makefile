@@ -37,7 +37,8 @@ format: $(STAMP) ## format and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## what gateway and link proxy cost, as ratios measured in one run
+bench: $(STAMP) ## what policies, gateway and link proxy cost, measured in one run
+	$(BIN)/python -m tests.bench.policy_cost
 	$(BIN)/python -m tests.bench.gateway_cost
 	$(BIN)/python -m tests.bench.linkproxy_cost
 

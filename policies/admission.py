@@ -195,9 +195,7 @@ class Admission:
         """
         queue, settings = self._queue, self._settings
         useful_s = call.deadline.remaining() - self._unloaded_ttft_s(call.work.prompt_tokens)
-        left_s = (
-            self._longest_wait_s - call.delivery.waited_s
-        )  # a lesser call has waited before, as a greater one
+        left_s = self._longest_wait_s - call.delivery.waited_s  # a lessened call has waited before
         wait_s = min(left_s, useful_s)
         if not wait_s > 0:
             raise self._refusal(waiting, WaitedTooLong, "there is no time to wait for a permit")

@@ -13,6 +13,7 @@ Every operation takes O(log n) for n waiters, on average over many.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic
 
@@ -149,24 +150,25 @@ class FairQueue(Generic[W]):
 
     def settle(self, waiter: Waiter, tokens: int) -> None:
         """What was served came to that many tokens in the end; the charge is corrected."""
-        self._lane(waiter).settle(waiter.tenant, tokens - waiter.work.tokens)
+        if tokens != waiter.work.tokens:
+            self._lane(waiter).settle(waiter.tenant, tokens - waiter.work.tokens)
 
     # --- turns -------------------------------------------------------------------------------------------
 
-    def in_turn(self, now: float) -> list[W]:
-        """Return who is next in each lane, the one whose turn it is first."""
-        turns: list[tuple[bool, int, float, int, W]] = []
+    def in_turn(self, now: float) -> Iterator[W]:
+        """Yield who is next in each lane, the one whose turn it is first; for use before anybody comes or leaves."""
+        turns = []
+        age_s = self._settings.age_s
         for index, lane in enumerate(self._all):
-            if not lane.order:
-                continue
-            oldest = lane.oldest()
-            rank = max(0, lane.priority - int((now - oldest.since) / self._settings.age_s))
-            owed = lane.credit >= _OWED
-            turn = oldest if rank < lane.priority and not owed else lane.in_turn()
-            turns.append((not owed, rank, oldest.since, index, turn))
+            if lane.order:
+                since = lane.oldest().since
+                rank = max(0, lane.priority - int((now - since) / age_s))
+                turns.append((lane.credit < _OWED, rank, since, index))
         if len(turns) > 1:
             turns.sort()
-        return [turn[-1] for turn in turns]
+        for not_owed, rank, _, index in turns:
+            lane = self._all[index]
+            yield lane.oldest() if rank < lane.priority and not_owed else lane.in_turn()
 
     def tick(self, now: float) -> None:
         """Let time pass for the lanes."""
@@ -213,7 +215,9 @@ class FairQueue(Generic[W]):
     def _count(self, waiter: W, sign: int) -> None:
         self._calls += sign
         self.tokens += sign * waiter.work.tokens
-        held = self._held.setdefault(waiter.tenant, [0, 0])
+        held = self._held.get(waiter.tenant)
+        if held is None:
+            held = self._held[waiter.tenant] = [0, 0]
         held[0] += sign
         held[1] += sign * waiter.work.tokens
         if held[0] == 0:

@@ -214,7 +214,7 @@ def test_the_queue_knows_no_inversion(waiting: list[tuple[Priority, str, int]]) 
         queue.add(Waiter(priority, tenant, Work(tokens, 0), 0.0), 0.0)
     left = sorted(priority for priority, _, _ in waiting)
     while len(queue):
-        first = queue.in_turn(0.0)[0]
+        first = next(queue.in_turn(0.0))
         assert first.priority == left.pop(0)
         queue.serve(first, 0.0)
     assert not left
@@ -238,7 +238,7 @@ def test_nobody_starves_behind_a_flood_of_more_important_calls(
         at = turns * every_s
         for _ in range(2):  # twice as many come as are served
             queue.add(Waiter(flood, "rich", Work(10, 0), at), at)
-        first = queue.in_turn(at)[0]
+        first = next(queue.in_turn(at))
         queue.serve(first, at)
         turns += 1
         if first is poor:
@@ -261,7 +261,7 @@ def test_tenants_that_always_wait_are_given_the_same_work(weights: list[int], ca
             queue.add(Waiter(Priority.CRITICAL, str(tenant), Work(tokens, 0), 0.0), 0.0)
     given_tokens = [0] * len(weights)
     for _ in range(calls):
-        first = queue.in_turn(0.0)[0]
+        first = next(queue.in_turn(0.0))
         queue.serve(first, 0.0)
         given_tokens[int(first.tenant)] += first.work.tokens
         for a, one in enumerate(given_tokens):

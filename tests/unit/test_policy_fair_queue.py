@@ -33,7 +33,7 @@ def filled(*waiters: Waiter, settings: QueueSettings = STRICT) -> FairQueue[Wait
 def served(queue: FairQueue[Waiter], now: float = 0.0, count: int | None = None) -> list[Waiter]:
     order = []
     while len(queue) and (count is None or len(order) < count):
-        order.append(queue.in_turn(now)[0])
+        order.append(next(queue.in_turn(now)))
         queue.serve(order[-1], now)
     return order
 
@@ -47,14 +47,14 @@ def test_the_more_important_go_first_and_equals_in_the_order_in_which_they_came(
 
 def test_a_waiter_rises_one_priority_each_time_it_has_aged() -> None:
     queue = filled(waiter(S, since=0), waiter(C, since=3.9), settings=QueueSettings(age_s=2, least_share=0))
-    assert queue.in_turn(3.95)[0].priority is C
+    assert next(queue.in_turn(3.95)).priority is C
     queue.add(waiter(C, since=4.1), 4.1)
-    assert queue.in_turn(4.2)[0].priority is S, (
+    assert next(queue.in_turn(4.2)).priority is S, (
         "after 2 * 2 s it ranks with critical calls, and came before them"
     )
     queue.add(waiter(CP, since=4.2), 4.2)
-    assert queue.in_turn(4.3)[0].priority is CP
-    assert queue.in_turn(6.1)[0].priority is S
+    assert next(queue.in_turn(4.3)).priority is CP
+    assert next(queue.in_turn(6.1)).priority is S
 
 
 def test_a_least_share_goes_to_those_that_would_get_nothing() -> None:
@@ -121,18 +121,18 @@ def test_calls_that_need_not_wait_are_charged_too_but_do_not_pile_up_debts() -> 
 
 def test_the_newest_go_first_while_the_queue_stands_and_the_oldest_again_once_it_does_not() -> None:
     queue = filled(*(waiter(since=n / 10) for n in range(5)))
-    assert queue.in_turn(0.5)[0].since == 0.0
+    assert next(queue.in_turn(0.5)).since == 0.0
     queue.tick(5.0)
     assert queue.is_overloaded(C)
     assert not queue.is_overloaded(S)
     queue.add(waiter(since=5.0), 5.0)
-    assert queue.in_turn(5.0)[0].since == 5.0
+    assert next(queue.in_turn(5.0)).since == 5.0
     while (old := queue.hopeless(5.0)) is not None:
         queue.remove(old, 5.0)
     assert [one.since for one in served(queue, 5.0)] == [5.0]
     queue.add(waiter(since=6.0), 6.0)
     queue.add(waiter(since=6.1), 6.1)
-    assert queue.in_turn(6.1)[0].since == 6.0
+    assert next(queue.in_turn(6.1)).since == 6.0
 
 
 def test_less_important_waiters_of_a_standing_queue_are_given_up_sooner() -> None:
@@ -150,7 +150,7 @@ def test_less_important_waiters_of_a_standing_queue_are_given_up_sooner() -> Non
 def test_calls_of_a_large_footprint_have_a_lane_of_their_own() -> None:
     large, small = waiter(since=0, large=True), waiter(since=1)
     queue = filled(large, small)
-    assert queue.in_turn(2) == [large, small]
+    assert list(queue.in_turn(2)) == [large, small]
 
 
 def test_the_queue_is_bounded_in_calls_and_in_tokens_but_never_refuses_the_only_one() -> None:
