@@ -52,7 +52,7 @@ async def ask(made: Rig, **fields: Any) -> str:
 async def test_an_aborted_stream_goes_on_elsewhere_or_says_that_it_cannot(made: Rig) -> None:
     whole = await ask(made)
     for replica in made.replicas:
-        replica.behaviour = Behaviour(finish_reason="abort")
+        replica.behaviour = Behaviour(finish_reason="abort", token_interval_s=0.02)
     aborted = await ask(made, temperature=1.0)
     assert "[DONE]" not in aborted
     assert public.ERROR_NOT_RESUMABLE in aborted
