@@ -18,22 +18,29 @@ from itertools import count
 from typing import Final
 
 from policies.admission import Admission, AdmissionSettings
-from policies.call import Call, Handler
+from policies.breaker import Breaker, Verdict
+from policies.call import Attempt, Call, Handler
 from policies.clock import SystemClock
 from policies.early_rejection import EarlyRejection
 from policies.fair_queue import FairQueue, QueueSettings, Waiter
 from policies.fleet import Fleet, Replica
 from policies.limits import AimdLimit, Sample
+from policies.observe import ObservedAttempt
+from policies.outlier import OutlierDetection
 from policies.parts import ProfileSettings, Surroundings
 from policies.priority import Priority
-from policies.profiles import build
+from policies.profiles import POLICIES, build
+from policies.progress import Progress
 from policies.rates import Rates
+from policies.routing import make_dispatch
+from policies.stall import StallWatch
 from policies.work import Work, WorkLedger
 
 QUEUED: Final = 10_000
 MOST_US: Final = 20.0
 MOST_MB: Final = 50.0
 _REPLICAS: Final = 3
+_STREAMS: Final = 24
 _CLOCK: Final = SystemClock()
 _ROOMY: Final = QueueSettings(most_calls=2 * QUEUED, most_tokens=10**12)
 
@@ -132,6 +139,41 @@ def step(admission: Admission, call: Call) -> Decision:
     return decide
 
 
+def choose_a_replica() -> Decision:
+    """Rotation, leases, suspicion, balance and isolation, with all three replicas busy."""
+    surroundings = around()
+    for number in range(_STREAMS):
+        surroundings.ledger.reserve(surroundings.fleet.replicas[number % _REPLICAS], Work(100, 20))
+    dispatch, call = make_dispatch(surroundings, ProfileSettings(), POLICIES), Call("c", work=Work(100, 20))
+    attempt = Attempt()
+    return lambda: dispatch._choose(call, attempt)
+
+
+def rotate_around_one() -> Decision:
+    surroundings = around()
+    outlier = OutlierDetection(surroundings.fleet)
+    outlier.stalled(surroundings.fleet.replicas[0], "silence")
+    return outlier.rotation
+
+
+def look_for_stalls() -> Decision:
+    """At one replica's streams; ten times a second."""
+    watch, replica = StallWatch(), Replica("r0")
+    for _ in range(_STREAMS // _REPLICAS):
+        progress = Progress(_CLOCK)
+        progress.tokens()
+        watch.started(
+            ObservedAttempt("c", 1, replica, Work(100, 20), progress, 0.0, True, lambda error: None)
+        )
+    (line,) = watch._lines.values()
+    return lambda: watch._silent_s(line, _CLOCK.now())
+
+
+def permit_and_close() -> Decision:
+    breaker = Breaker()
+    return lambda: breaker.permit().close(Verdict.GOOD)
+
+
 async def nothing(_: Call) -> None:
     """Answer at once."""
 
@@ -142,6 +184,10 @@ DECISIONS: Final[list[tuple[str, Callable[[], Decision], int]]] = [
     ("adaptive limit: a sample", sample_a_limit, 1),
     ("early rejection: a prediction", reject_early, 1),
     ("admission: acquire, release (nobody queued)", admit_and_release, 2),
+    ("dispatch: the choice of a replica", choose_a_replica, 1),
+    ("ejection: rotation, one replica out", rotate_around_one, 1),
+    ("stall watch: a look at eight streams", look_for_stalls, 1),
+    ("breaker: a permit and its end", permit_and_close, 1),
 ]
 
 
