@@ -57,15 +57,17 @@ class Rig:
         await self.links.set((name, replica.address) for name, replica in replicas)
         await self.until(lambda: [r.name for r in self.gateway.fleet.replicas] == [n for n, _ in replicas])
 
-    async def small(self) -> FakeReplica:
-        """Add a replica of the smaller model beside the first one, and wait until the gateway knows."""
-        small = FakeReplica()
-        await small.start()
-        self.replicas.append(small)
-        main = ("replica-0.a", self.replicas[0].address)
-        await self.links.set([main], small=[("small-0.b", small.address)])
-        await self.until(lambda: self.gateway.small.name() is not None)
-        return small
+    async def small(self, count: int = 1) -> list[FakeReplica]:
+        """Add replicas of the smaller model beside those that are there, and wait until the gateway knows."""
+        first, fleet = self.replicas[0], self.gateway.fleet.replicas
+        added = [FakeReplica(first.tokenizer) for _ in range(count)]
+        for replica in added:
+            await replica.start()
+            self.replicas.append(replica)
+        small = [(f"small-{n}.b", replica.address) for n, replica in enumerate(added)]
+        await self.links.set([(one.name, one.address) for one in fleet], small=small)
+        await self.until(lambda: len(self.gateway.small.fleet.replicas) == count)
+        return added
 
     async def until(self, condition: Any, timeout_s: float = 10.0) -> None:
         """Wait until the condition holds."""

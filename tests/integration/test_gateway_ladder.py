@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster import public
+from cluster.model.tokenizer import train, training_text
 from policies.work import Work
 from tests.fakes.gateway import Rig, rig
 from tests.fakes.replica import MODEL, Behaviour
@@ -65,7 +66,7 @@ async def test_a_call_that_is_not_pressed_is_answered_in_full_and_says_so(made: 
 async def test_each_rung_takes_more_away_and_tells(made: Rig) -> None:
     main = made.replicas[0]
     seen: list[tuple[str, int, int]] = []
-    small = await made.small()
+    [small] = await made.small()
     for level in range(5):
         await down(made, level)
         status, headers, body = await ask(made, SHEDDABLE, messages=MESSAGES, max_tokens=10)
@@ -117,6 +118,35 @@ async def test_the_official_client_takes_a_degraded_stream(made: Rig) -> None:
     assert (chunks[-1].model_extra or {})["brownout"] == {"rung": "short_output"}
 
 
+@pytest.mark.parametrize(
+    ("level", "rung", "model"), [(1, "short_output", MODEL), (4, "small_model", public.SMALL_MODEL_NAME)]
+)
+async def test_a_degraded_stream_that_is_cut_goes_on_as_it_was_asked_for(
+    level: int, rung: str, model: str
+) -> None:
+    """Continued from the lesser request, not from the client's own: no longer, and at the same model."""
+    async with rig(2, tokenizer=train(training_text(), 600), ladder_dwell_s=60) as made:
+        await made.small(2)
+        await down(made, level)
+        asking: dict[str, Any] = {"stream": True, "max_tokens": 30, "temperature": 0}
+        _, _, undisturbed = await ask(made, SHEDDABLE, **asking)
+        for replica in made.replicas:
+            replica.seen.clear()
+            replica.script.append(Behaviour(cut_after=4))
+        _, headers, events = await ask(made, SHEDDABLE, **asking)
+        assert headers[public.HEADER_RUNG] == rung
+        assert events[-1]["brownout"]["rung"] == rung
+        assert events[-1]["brownout"]["resumes"] >= 1
+        assert text_of(events) == text_of(undisturbed)
+        asked = [seen.body["model"] for replica in made.replicas for seen in replica.seen]
+        assert len(asked) >= 2
+        assert set(asked) == {model}
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(c["delta"].get("content") or "" for event in events for c in event["choices"])
+
+
 async def test_critical_work_keeps_its_place(made: Rig) -> None:
     await made.small()
     await down(made, 4)
@@ -134,7 +164,7 @@ async def test_without_a_smaller_model_that_rung_is_skipped(made: Rig) -> None:
 
 
 async def test_the_smaller_models_replicas_get_nothing_but_its_calls(made: Rig) -> None:
-    small = await made.small()
+    [small] = await made.small()
     for _ in range(4):
         await ask(made, SHEDDABLE)
     assert small.seen == []

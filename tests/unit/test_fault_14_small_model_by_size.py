@@ -43,7 +43,7 @@ async def test_an_oversized_prompt_is_refused_in_every_profile_at_every_level(
     profile: str, priority: str
 ) -> None:
     async with rig(1, profile=profile) as made:
-        small = await made.small()
+        [small] = await made.small()
         for low in (False, True):
             if low:
                 lowered(made)
@@ -59,7 +59,7 @@ async def test_an_oversized_prompt_is_refused_in_every_profile_at_every_level(
 
 async def test_nobody_names_the_smaller_model_to_get_it() -> None:
     async with rig(1) as made:
-        small = await made.small()
+        [small] = await made.small()
         body = {"model": public.SMALL_MODEL_NAME, "prompt": "x", "max_tokens": 2}
         async with made.http.post(f"{made.url}/v1/completions", json=body) as response:
             assert response.status == 404
