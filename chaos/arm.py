@@ -21,7 +21,7 @@ from chaos.load.client import LoadClient
 from chaos.load.plan import Plan
 from chaos.load.surge import Surge
 from chaos.progress import Progress
-from chaos.recovery import Finding, all_serving, no_leftovers, no_toxic, nothing_in_flight
+from chaos.recovery import Finding, all_serving, calm, no_leftovers, no_toxic, nothing_in_flight
 from chaos.signals import SignalSampler
 from chaos.strike import Strike, Struck
 from chaos.undo import UndoLog
@@ -78,6 +78,9 @@ class ArmRun:
         """
         name, admin = self.arm.name, self.context.admin
         await admin.set_profile(self.arm.profile, self.arm.without)
+        quiet = await calm(admin, self.bounds.calm_s, self.bounds.poll_s)
+        if not quiet.ok:
+            self._check("calm_before_arm", quiet)
         events = EventCopier(admin, name, self._write)
         await events.begin()
         before = {link.name for link in await admin.replica_links()}

@@ -15,6 +15,8 @@ class Bounds:
     """Length of a calibration's window."""
     return_s: float = 180.0
     """From a revert until the lost replica's successor takes load."""
+    calm_s: float = 20.0
+    """Until the gateway has forgotten the load that came before an arm."""
     quiet_s: float = 30.0
     """Until nothing is in flight, and until nothing is left over."""
     resolve_s: float = 15.0

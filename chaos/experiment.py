@@ -147,8 +147,8 @@ class FaultPlan:
 class Sign:
     """What must be seen in the naive arm for the fault to have hurt in the way that the scenario is about.
 
-    ``signal`` is a field of :class:`~chaos.history.SignalRecord`; between the fault and its revert it must rise by at
-    least ``rise`` above what it was at the fault, in the signal's own unit.
+    ``signal`` is a field of :class:`~chaos.history.SignalRecord`; between the fault and the end of the arm's last call
+    it must rise by at least ``rise`` above what it was at the fault, in the signal's own unit.
     """
 
     signal: str

@@ -18,13 +18,14 @@ from chaos.links import LinkFaultError, LinkFaults
 from chaos.load.answer import ANSWERED
 from chaos.load.client import LoadClient
 from chaos.load.prompts import Ask
-from chaos.scrape import total
+from chaos.scrape import samples, total
 from chaos.signals import replica_samples
 from chaos.substrate import Substrate, SubstrateError
 from chaos.waiting import until
-from cluster.public import VLLM_RUNNING, VLLM_WAITING
+from cluster.public import METRIC_HEADROOM, VLLM_RUNNING, VLLM_WAITING
 
 PROBES_A_REPLICA = 2
+CALM_HEADROOM = 0.6
 _numbers = itertools.count()
 
 
@@ -81,6 +82,29 @@ async def all_serving(
     detail["serving"] = sorted(served)
     detail["serving_at"] = time.time()
     return Finding(bool(done), detail)
+
+
+async def calm(admin: Admin, bound_s: float, poll_s: float) -> Finding:
+    """Wait until what the gateway was offered before does not weigh on what it does next.
+
+    Offered work is averaged over some seconds, and policies go by it: an arm that begins right after a
+    calibration, or after another arm's overload, would begin as if it were overloaded itself. A gateway that tells
+    no headroom has nothing of that kind to forget.
+    """
+    last: dict[str, Any] = {}
+
+    async def forgotten() -> bool:
+        last.clear()
+        try:
+            page = await admin.text(f"{admin.endpoints.admin_url}/metrics")
+        except AdminError as error:
+            last["error"] = str(error)
+            return False
+        last["headroom"] = total(samples(page, {METRIC_HEADROOM}), METRIC_HEADROOM)
+        return last["headroom"] is None or last["headroom"] >= CALM_HEADROOM
+
+    done = await until(forgotten, bound_s, poll_s)
+    return Finding(True if done else None, last)
 
 
 async def nothing_in_flight(admin: Admin, bound_s: float, poll_s: float) -> Finding:

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaos.checks.check import Check
-from chaos.course import reverted_offset_s
 from chaos.early_warning import SIGNALS
-from chaos.evidence import ArmEvidence, Evidence
+from chaos.evidence import ArmEvidence
 from chaos.experiment import Sign
 from chaos.measures import Measures
 from chaos.text import number
 
-SETTLE_S = 1.5
-"""Replicas are read about once a second, so what happened just before the revert is seen after it."""
 
+def rise(arm: ArmEvidence, signal: str) -> float | None:
+    """Return how far a signal rose above what it was at the fault, until the arm's last call ended; None if unknown.
 
-def rise(evidence: Evidence, arm: ArmEvidence, signal: str) -> float | None:
-    """Return how far a signal rose above what it was at the fault, until the fault was taken back; None if unknown."""
-    struck_at, start_at, reverted_s = arm.struck_at, arm.start_at, reverted_offset_s(evidence, arm)
-    if struck_at is None or start_at is None or reverted_s is None:
+    Not until the revert: what the fault has brought in is worked off after it.
+    """
+    struck_at = arm.struck_at
+    if struck_at is None or not arm.calls:
         return None
-    until = start_at + reverted_s + SETTLE_S
+    until = max(call.ended_at for call in arm.calls)
     known = [(r.at, value) for r in arm.signals if (value := getattr(r, signal, None)) is not None]
     before = [value for at, value in known if at <= struck_at]
     during = [value for at, value in known if struck_at < at <= until]
@@ -38,7 +37,7 @@ def path_taken(measures: Measures) -> Iterator[Check]:
         yield Check("path_taken", "inconclusive", "no arm was run that shows how the fault hurts")
         return
     for sign in signs:
-        yield _seen(sign, rise(measures.evidence, naive, sign.signal), naive.name)
+        yield _seen(sign, rise(naive, sign.signal), naive.name)
 
 
 def _seen(sign: Sign, rose: float | None, arm: str) -> Check:

@@ -183,6 +183,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
                 "replicas": record.replicas,
                 "calls_per_s": number(record.calls_per_s),
                 "tokens_per_s": number(record.tokens_per_s),
+                "shared_from": record.shared_from,
             }
             for record in (measures.evidence.calibrations if measures else ())
         ],

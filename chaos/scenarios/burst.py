@@ -45,7 +45,7 @@ BURST = Experiment(
     faults=(FaultPlan("burst", "client", settings={"times": 5.0}),),
     objectives=(
         Objective("success_rate", 0.99, call_class="critical"),
-        Objective("ttft_p95", 1.0, call_class="critical"),
+        Objective("ttft_p95", 2.0, call_class="critical"),
         Objective("ttft_p95", 3.0, call_class="sheddable"),
         Objective("goodput", 0.9, relative_to_capacity=True),
     ),

@@ -16,7 +16,7 @@ RETRY_STORM = Experiment(
         output_tokens=(24, 36),
         # Nothing is sent before the whole answer is there, so an attempt may be given up and made again at any time.
         stream_share=0.0,
-        client_deadline_s=10.0,
+        client_deadline_s=8.0,
     ),
     faults=(FaultPlan("latency", "replica-*", settings={"latency_s": 3.0}, every=True),),
     objectives=(
@@ -25,7 +25,7 @@ RETRY_STORM = Experiment(
     ),
     counted="after_revert",
     minimum_counted=60,
-    phases=Phases(warm_up_s=2.0, steady_s=3.0, hold_s=5.0, recovery_s=12.0),
+    phases=Phases(warm_up_s=2.0, steady_s=3.0, hold_s=5.0, recovery_s=10.0),
     arms=(
         Arm("control", "resilient", fault=False),
         Arm("retry_only", "retry-only", fault=True),

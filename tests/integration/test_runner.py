@@ -13,7 +13,7 @@ from chaos import history
 from chaos.bounds import Bounds
 from chaos.calibrate import WITHOUT
 from chaos.conduct import FolderTakenError, Request, conduct
-from chaos.experiment import Experiment, FaultPlan, Load, Objective, Phases
+from chaos.experiment import CallClass, Experiment, FaultPlan, Load, Objective, Phases
 from chaos.faults import BlastRadius
 from chaos.history import (
     CalibrationRecord,
@@ -29,8 +29,10 @@ from chaos.history import (
 )
 from chaos.names import UnknownName
 from chaos.progress import Silent
+from chaos.shared_capacity import SharedCapacity
 from chaos.substrate import NotRunningError, SubstrateError
 from chaos.undo import UndoLog
+from chaos.verdict import judge
 from chaos.waiting import until
 from cluster.public import claim_run_dir
 from tests.fakes.cluster import FakeCluster, FakeSubstrate
@@ -325,3 +327,106 @@ async def test_two_runs_at_a_time_are_refused(substrate: FakeSubstrate, tmp_path
     with pytest.raises(SubstrateError, match="another run is going on"):
         await conduct(request(SLOW, tmp_path, "second"), substrate, Silent())
     await first
+
+
+# --- other faults than a loss ------------------------------------------------------------------------------
+
+MIXED = replace(
+    LOSS,
+    name="small_mix",
+    load=replace(
+        LOSS.load,
+        classes=(
+            CallClass("critical", 0.5, (8, 12), (6, 10), priority="critical", surge_share=0.1),
+            CallClass("bulk", 0.5, (8, 12), (6, 10), priority="sheddable", tenant="batch", surge_share=0.9),
+        ),
+    ),
+    objectives=(Objective("success_rate", 0.5, call_class="critical"),),
+    counted="hold_window",
+    calibrate_loss=False,
+)
+
+
+async def test_a_burst_adds_the_same_calls_to_the_arms_with_the_fault_and_none_to_the_control_arm(
+    cluster: FakeCluster, substrate: FakeSubstrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.faults.burst.LOOK_AFTER_S", 0.2)
+    phases = replace(MIXED.phases, hold_s=1.2)
+    bursting = replace(MIXED, faults=(FaultPlan("burst", "client", settings={"times": 3.0}),), phases=phases)
+    path = await conduct(request(bursting, tmp_path, rate_per_s=40), substrate, Silent())
+    records = list(history.read(path))
+    added = {
+        arm: {(r.n, r.prompt_sha, r.call_class) for r in of(CallRecord, records, arm) if r.surge}
+        for arm in ("control", "naive", "resilient")
+    }
+    assert added["control"] == set()
+    sent = sorted(sorted(calls) for calls in (added["naive"], added["resilient"]))
+    fewest = min(
+        map(len, sent)
+    )  # a burst ends with the hold, whatever was not sent by then on a busy machine
+    assert sent[0][:fewest] == sent[1][:fewest]
+    # 80 a second for 1.2 s
+    assert 40 < len(added["naive"]) < 150
+    for arm in ("naive", "resilient"):
+        steps = [r.step for r in of(FaultRecord, records, arm)]
+        assert steps == ["scheduled", "injected", "verified", "reverted"]
+        verified = next(r for r in of(FaultRecord, records, arm) if r.step == "verified")
+        assert verified.detail["extra_sent"] > 0
+    assert {h.get("x-brownout-tenant") for h in cluster.headers} == {None, "batch"}
+    assert UndoLog(tmp_path / "run").entries() == []
+    checks = {c.name: c.status for c in judge(records, resamples=20).checks if c.name == "same_arrivals"}
+    assert checks == {"same_arrivals": "pass"}
+
+
+async def test_a_frozen_replica_holds_the_naive_arm_and_is_thawed_by_the_revert(
+    cluster: FakeCluster, substrate: FakeSubstrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.faults.freeze_replica.SILENT_S", 0.2)
+    freezing = replace(
+        LOSS,
+        name="small_freeze",
+        faults=(FaultPlan("freeze_replica", "replica-*", when={"streaming": 1}),),
+        counted="held_and_hold",
+        calibrate_loss=False,
+    )
+    records = await run(only(freezing, "naive"), substrate, tmp_path)
+    steps = [r.step for r in of(FaultRecord, records, "naive")]
+    assert steps == ["scheduled", "condition", "injected", "verified", "reverted"]
+    assert [word.split()[0] for word in substrate.asked] == ["freeze", "thaw"]
+    assert all(replica.thawed.is_set() for replica in cluster.listed)
+    waits = [c.ended_at - c.scheduled_at for c in of(CallRecord, records, "naive") if c.outcome == "ok"]
+    assert max(waits) > 0.2, "a call of the frozen replica waits until it is thawed"
+    assert {c.outcome for c in of(CallRecord, records, "naive")} == {"ok"}
+
+
+async def test_a_fault_on_every_link_is_injected_proven_and_reverted_on_each(
+    cluster: FakeCluster, substrate: FakeSubstrate, tmp_path: Path
+) -> None:
+    everywhere = FaultPlan("latency", "replica-*", settings={"latency_s": 0.05}, every=True)
+    slowed = replace(MIXED, name="small_storm", faults=(everywhere,), counted="after_revert")
+    records = await run(only(slowed, "resilient"), substrate, tmp_path)
+    labels = {"replica-0", "replica-1", "replica-2"}
+    for step in ("scheduled", "injected", "verified", "reverted"):
+        hit = [r.target.split(".")[0] for r in of(FaultRecord, records, "resilient") if r.step == step]
+        assert (len(hit), set(hit)) == (3, labels), step
+    assert not any(cluster.toxics.values())
+
+
+async def test_a_capacity_is_measured_once_for_runs_that_share_it(
+    cluster: FakeCluster, substrate: FakeSubstrate, tmp_path: Path
+) -> None:
+    shared = SharedCapacity()
+    runs = []
+    for name in ("first", "second"):
+        asked = replace(request(only(MIXED, "control"), tmp_path, name, None), shared=shared)
+        asked = replace(asked, experiment=replace(asked.experiment, faults=()))
+        runs.append(list(history.read(await conduct(asked, substrate, Silent()))))
+    measured, taken = (of(CalibrationRecord, records) for records in runs)
+    assert [(r.replicas, r.calls_per_s) for r in measured] == [(r.replicas, r.calls_per_s) for r in taken]
+    assert [r.shared_from for r in measured] == [""]
+    assert taken[0].shared_from
+    assert taken[0].measured_at == measured[0].measured_at
+    told = {r.name: r for r in of(CheckRecord, runs[1], "")}
+    assert told["capacity_shared"].detail["age_s"] >= 0
+    assert "capacity_shared" not in {r.name for r in of(CheckRecord, runs[0], "")}
+    assert cluster.profiles_set.count({"profile": "resilient", "without": list(WITHOUT)}) == 1

@@ -421,7 +421,7 @@ def test_the_fault_must_have_hurt_in_the_way_that_the_scenario_is_about() -> Non
     ]
     (check,) = found(signs.path_taken, flat)
     assert (check.status, "did not hurt in the way" in check.summary) == ("inconclusive", True)
-    later = [*history(asked), *sampled("retry_only", 2000.0, *[4.0] * 14, 20.0)]
+    later = [*history(asked), *sampled("retry_only", 2000.0, *[4.0] * 22, 20.0)]
     assert status(signs.path_taken, later) == "inconclusive"
     assert status(signs.path_taken, history(asked)) == "inconclusive"
     assert (
