@@ -100,6 +100,11 @@ async def start(settings: Settings, size: Size = "full") -> tuple[AsyncLLM, Fast
             "field 'pace' has value 'on', but this vLLM is built for an accelerator, which has a pace of its own: "
             "set it to 'off' (BROWNOUT_PACE=off)"
         )
+    if settings.positional_sampling and not on_cpu:
+        raise RuntimeError(
+            "field 'positional_sampling' has value True, but this vLLM is built for an accelerator, where seeds are "
+            "not keyed by position: leave it out, or set it to false (BROWNOUT_POSITIONAL_SAMPLING=false)"
+        )
     options = make_arg_parser(FlexibleArgumentParser()).parse_args(
         [*command_line, *(_CPU_ARGUMENTS if on_cpu else ())]
     )

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cluster.gateway.errors import InvalidRequest
+from cluster.xargs import Extras
 
 Tokens = Annotated[int, Field(ge=1, strict=True)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
@@ -60,6 +61,14 @@ class GenerationRequest(_Model):
     resume: Literal["exact", "best_effort"] | None = None
     """Extension: whether an answer that is cut may go on with tokens that are drawn anew."""
     return_token_ids: Annotated[bool, Field(strict=True)] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    @field_validator("vllm_xargs")
+    @classmethod
+    def _extras_are_known(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Check what is the project's own in it: a replica would refuse it only inside the stream."""
+        Extras.read(value)
+        return value
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationRequest:

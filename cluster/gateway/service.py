@@ -29,6 +29,7 @@ from policies.admission import AdmissionSettings
 from policies.clock import SystemClock
 from policies.events import Fanout
 from policies.fleet import Fleet
+from policies.isolation import IsolationSettings
 from policies.ladder import SMALL_MODEL, ClassRungs, LadderSettings
 from policies.parts import EagerSettings, ProfileSettings, Surroundings
 from policies.profiles import Pipeline, UnknownName, build
@@ -203,6 +204,7 @@ def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> Profil
             budget=BudgetSettings(gateways=settings.gateways),
             resume=ResumeSettings(chosen.max_resumes),
             admission=AdmissionSettings(most_active_tokens=settings.usable_cache_tokens),
+            isolation=_isolation(settings),
             eager=EagerSettings(attempt_s=chosen.attempt_timeout_s),
             ladder=LadderSettings(dwell_s=settings.ladder_dwell_s),
             classes={name: ClassRungs.down_to(rung) for name, rung in settings.rungs_by_class.items()},
@@ -220,6 +222,14 @@ def profile_settings(settings: Settings, overrides: Mapping[str, Any]) -> Profil
 
 def _configured_extra(settings: Settings) -> tuple[str, ...]:
     return tuple(name.strip() for name in settings.with_policies.split(",") if name.strip())
+
+
+def _isolation(settings: Settings) -> IsolationSettings:
+    """Let long prompts hold half of a replica's cache, where its size is known."""
+    usable = settings.usable_cache_tokens
+    return (
+        IsolationSettings() if usable is None else IsolationSettings(most_active_tokens=max(1, usable // 2))
+    )
 
 
 def _priors(settings: Settings) -> RatePriors:

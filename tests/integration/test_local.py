@@ -19,43 +19,14 @@ import pytest
 from cluster import processes
 from cluster.bring_up import first_tokens
 from cluster.public import ClusterState, ProcessRecord, claim_run_dir
-from cluster.settings import Settings
-from tests.ports import free_ports
-
-PORTS = [name for name in Settings.model_fields if name.startswith("port_")]
+from tests.fakes.second_cluster import local, run_dir_of, second_cluster
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> Iterator[dict[str, str]]:
+def env() -> Iterator[dict[str, str]]:
     """The environment of a second cluster, beside one that may be up; whatever it leaves is ended and told."""
-    run_dir = (
-        Path("/tmp") / f"bo-{os.getpid()}-{time.monotonic_ns() % 100000}"
-    )  # short: Unix sockets lie below it
-    ports = free_ports(len(PORTS))
-    made = {**os.environ, "BROWNOUT_RUN_DIR": str(run_dir)}
-    made |= {f"BROWNOUT_{name.upper()}": str(port) for name, port in zip(PORTS, ports, strict=True)}
-    yield made
-    left = processes.belonging(run_dir)
-    processes.end(left)
-    subprocess.run(["rm", "-rf", str(run_dir)], check=True)
-    assert not left
-
-
-def run_dir_of(env: dict[str, str]) -> Path:
-    return Path(env["BROWNOUT_RUN_DIR"])
-
-
-def local(command: str, env: dict[str, str], timeout_s: float = 120) -> tuple[int, str]:
-    """Run ``python -m cluster.local`` to its end; return exit code and all output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cluster.local", command],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    with second_cluster() as made:
+        yield made
 
 
 def until(what: str, observe: Callable[[], bool], bound_s: float = 90) -> None:
@@ -117,7 +88,7 @@ def test_a_bad_file_is_named_with_the_nearest_field(env: dict[str, str], tmp_pat
     config.write_text("replica = 2\n")
     code, said = local("up", {**env, "BROWNOUT_CONFIG": str(config)})
     assert code == 4
-    assert f"{config}: unknown field 'replica': did you mean replicas?" in said
+    assert f"{config}: unknown field 'replica': did you mean replicas" in said
 
 
 def test_down_and_status_of_nothing_say_so(env: dict[str, str]) -> None:

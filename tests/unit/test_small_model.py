@@ -9,11 +9,13 @@ import pytest
 
 from cluster import engine, pacing
 from cluster.gateway.replicas import Discovery, Link, Links
+from cluster.gateway.service import profile_settings
 from cluster.links.records import ProxySeen
 from cluster.model import build
 from cluster.served import OWN_MODEL_KV_BYTES, built_here, deployed, served
 from cluster.settings import Settings, SettingsError, load
 from policies.fleet import Fleet
+from policies.isolation import IsolationSettings
 from tests.fakes.link_world import LinkWorld, status, target
 
 SMALL = "llm-small"
@@ -36,6 +38,17 @@ def test_cache_holds_as_many_tokens_as_that_of_the_first_model() -> None:
     assert served(settings).kv_tokens == served(settings, "small").kv_tokens == 12_288
     assert served(Settings(kv_cache_bytes=8 * 1024 * 1024), "small").kv_tokens == 2048
     assert deployed(settings) == {"small_replicas": 1, "small_model": "brownout-tiny-small"}
+
+
+def test_policies_are_told_what_the_cache_holds() -> None:
+    usable = Settings().usable_cache_tokens
+    assert usable == int(0.9 * 12_288)
+    knobs = profile_settings(Settings(), {})
+    assert knobs.admission.most_active_tokens == usable
+    assert knobs.isolation.most_active_tokens == usable // 2
+    unknown = profile_settings(Settings(model="org/big"), {})
+    assert unknown.admission.most_active_tokens is None
+    assert unknown.isolation == IsolationSettings()
 
 
 def test_capacity_of_a_users_own_model_is_for_the_engine_to_say() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from cluster.gateway.errors import InvalidRequest
+from cluster.gateway.schema import CompletionRequest, validate
 from cluster.xargs import Extras, Sampling
 
 
@@ -105,3 +107,12 @@ def test_parameters_that_do_not_touch_each_other_go_together() -> None:
     assert draws is not None
     ends.check_with(request(temperature=0.7, n=2, presence_penalty=0.5))
     draws.check_with(request(ignore_eos=True, min_tokens=5))
+
+
+def test_gateway_refuses_before_a_replica_does_in_the_stream() -> None:
+    body = {"model": "m", "prompt": "hello", "stream": True, "vllm_xargs": {"brownout_end_at": 0}}
+    with pytest.raises(InvalidRequest, match="brownout_end_at") as refused:
+        validate("completions", body)
+    assert (refused.value.param, refused.value.status) == ("vllm_xargs", 400)
+    passed = validate("completions", body | {"vllm_xargs": {"brownout_end_at": 9, "others": ["x"]}})
+    assert isinstance(passed, CompletionRequest)
