@@ -10,9 +10,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.balance import Balancer
+from policies.balance import Balancer, LeastWork
 from policies.call import Attempt, Call, Handler, T
-from policies.clock import Clock
+from policies.clock import Clock, SystemClock
 from policies.errors import AttemptError, NoReplica
 from policies.events import (
     AttemptEnded,
@@ -20,6 +20,7 @@ from policies.events import (
     AttemptHeaders,
     AttemptStarted,
     EventSink,
+    NullSink,
     Refused,
 )
 from policies.fleet import Fleet, Replica
@@ -39,23 +40,23 @@ class Dispatch:
     def __init__(
         self,
         fleet: Fleet,
-        balancer: Balancer,
+        balancer: Balancer | None = None,
         *,
-        ledger: WorkLedger,
-        rates: Rates,
-        clock: Clock,
-        sink: EventSink,
+        ledger: WorkLedger | None = None,
+        rates: Rates | None = None,
+        clock: Clock | None = None,
+        sink: EventSink | None = None,
         outlier: OutlierDetection | None = None,
         observers: Sequence[AttemptObserver] = (),
         retry_after_s: float = 2.0,
         rng: random.Random | None = None,
     ) -> None:
         self._fleet = fleet
-        self._balancer = balancer
-        self._ledger = ledger
-        self._rates = rates
-        self._clock = clock
-        self._sink = sink
+        self._clock = clock = clock or SystemClock()
+        self._ledger = ledger or WorkLedger()
+        self._rates = rates or Rates(clock)
+        self._balancer = balancer or LeastWork(self._ledger, self._rates)
+        self._sink = sink or NullSink()
         self._outlier = outlier
         self._silence = Silence(clock)
         self._observers = (*([] if outlier is None else [outlier]), *observers)

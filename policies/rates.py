@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from policies.clock import Clock
+from policies.clock import Clock, SystemClock
 from policies.work import Backlog, Outstanding, Work
 
 
@@ -76,8 +76,8 @@ class LineFit:
 class Rates:
     """The learned rates, and the quantities of capacity planning that are made of them."""
 
-    def __init__(self, clock: Clock, priors: RatePriors | None = None) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock | None = None, priors: RatePriors | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._priors = priors or RatePriors()
         self._prefill = LineFit(
             self._priors.prefill_base_s,
@@ -87,7 +87,7 @@ class Rates:
         )
         self._tpot_s = self._priors.tpot_s
         self._offered = 0.0
-        self._offered_at = clock.now()
+        self._offered_at = self._clock.now()
 
     # --- learning ----------------------------------------------------------------------------------------
 
