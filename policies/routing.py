@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from policies.balance import Balancer, LeastWork, RoundRobin, full_weight
 from policies.dispatch import Dispatch
@@ -45,8 +45,12 @@ def make_dispatch(
         )
 
     if "stall_watch" in active:
-        on_stall = _unless_alone(around) if outlier is None else outlier.stalled
-        watching.append(StallWatch(knobs.stall, clock=clock, rates=around.rates, on_stall=on_stall))
+        on_stall, rotation = _unless_alone(around), _all_of(around)
+        if outlier is not None:
+            on_stall, rotation = outlier.stalled, outlier.rotation
+        watching.append(
+            StallWatch(knobs.stall, clock=clock, rates=around.rates, on_stall=on_stall, rotation=rotation)
+        )
 
     balancer: Balancer = RoundRobin()
     if "least_work" in active:
@@ -75,6 +79,10 @@ def make_dispatch(
 def _unless_alone(around: Surroundings) -> Callable[[Replica, str], bool]:
     """Where nothing is ejected: a stalled replica's attempts are ended if there is another to go to."""
     return lambda replica, reason: len(around.fleet.replicas) > 1
+
+
+def _all_of(around: Surroundings) -> Callable[[], Sequence[Replica]]:
+    return lambda: around.fleet.replicas
 
 
 def _nothing(_: Replica) -> None:

@@ -9,13 +9,14 @@ they go on elsewhere while their callers still wait.
 Three things look like a stall and are none. A client that does not read: its attempt is paused and not counted.
 A process that was itself held up: what has come lies unread, so it looks twice, a turn of the event loop apart,
 and starts the clock again when its own timer was late. And silence everywhere: when each of several busy
-replicas is silent, the cause is shared, and there is nowhere better to go.
+replicas is silent, the cause is shared, and there is nowhere better to go. One that idles is somewhere to go: it may
+idle only because the silent ones hold every permit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from policies.clock import Clock, SystemClock
@@ -68,7 +69,8 @@ class StallWatch(AttemptObserver):
     """Watches all replicas with one timer, which runs only while attempts are in flight.
 
     ``on_stall`` is told the replica and the reason; it returns whether the replica is out of rotation now. If not
-    (there must stay somebody), its attempts are left to wait.
+    (there must stay somebody), its attempts are left to wait. ``rotation`` returns the replicas to which attempts may
+    go; None: those that have some in flight.
     """
 
     def __init__(
@@ -78,11 +80,13 @@ class StallWatch(AttemptObserver):
         clock: Clock | None = None,
         rates: Rates | None = None,
         on_stall: Callable[[Replica, str], bool] = _always,
+        rotation: Callable[[], Collection[Replica]] | None = None,
     ) -> None:
         self._settings = settings or StallSettings()
         self._clock = clock or SystemClock()
         self._rates = rates
         self._on_stall = on_stall
+        self._rotation = rotation
         self._lines: dict[Replica, _Line] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
@@ -187,11 +191,14 @@ class StallWatch(AttemptObserver):
                 attempt.abort(EngineStalled(f"replica {replica.name} gave {reason}", reached=reached))
 
     def _all_are_silent(self, suspect: Replica) -> bool:
-        """Tell whether the other busy replicas, of which there is at least one, are silent too."""
-        now = self._clock.now()
-        others = [line for replica, line in self._lines.items() if replica is not suspect]
+        """Tell whether there are other replicas to go to, and each is busy and silent too."""
+        now, lines = self._clock.now(), self._lines
+        rotation = lines if self._rotation is None else self._rotation()
+        if suspect not in rotation:
+            return False  # nothing new goes there, and what waits there has everywhere else to go
+        others = [lines.get(replica) for replica in rotation if replica is not suspect]
         return bool(others) and all(
-            self._silent_s(line, now) > self._settings.silent_s / 2 for line in others
+            line is not None and self._silent_s(line, now) > self._settings.silent_s / 2 for line in others
         )
 
     def _lived_since(self, line: _Line, instant: float) -> bool:
