@@ -9,7 +9,7 @@ from tests.fakes.paced_fleet import PacedFleet
 from tests.fakes.virtual_time import run
 
 
-@pytest.mark.parametrize("slots", [8, 12])
+@pytest.mark.parametrize("slots", [8, 16])
 @pytest.mark.parametrize("share", [1.5, 3.0])
 def test_under_overload_it_finds_the_slots_and_fills_them(slots: int, share: float) -> None:
     async def main() -> PacedFleet:
