@@ -24,6 +24,7 @@ from policies.clock import SystemClock
 from policies.early_rejection import EarlyRejection
 from policies.fair_queue import FairQueue, QueueSettings, Waiter
 from policies.fleet import Fleet, Replica
+from policies.hedging import Hedging
 from policies.limits import AimdLimit, Sample
 from policies.observe import ObservedAttempt
 from policies.outlier import OutlierDetection
@@ -32,8 +33,10 @@ from policies.priority import Priority
 from policies.profiles import POLICIES, build
 from policies.progress import Progress
 from policies.rates import Rates
+from policies.retry_budget import BudgetSettings, RetryBudget
 from policies.routing import make_dispatch
 from policies.stall import StallWatch
+from policies.throttling import ClientThrottling
 from policies.work import Work, WorkLedger
 
 QUEUED: Final = 10_000
@@ -174,6 +177,42 @@ def permit_and_close() -> Decision:
     return lambda: breaker.permit().close(Verdict.GOOD)
 
 
+def earn_hold_and_spend() -> Decision:
+    """What the budget costs a call that is retried once."""
+    budget, work = RetryBudget(_CLOCK, BudgetSettings(ratio=1.0)), Work(100, 20)
+
+    def decide() -> None:
+        budget.deposit(work)
+        hold = budget.hold(work)
+        assert hold is not None
+        hold.spend()
+
+    return decide
+
+
+def learn_what_is_late() -> Decision:
+    """One time to first token taken in, and the threshold of the next hedge read."""
+    hedging, rng = Hedging(), random.Random(1)
+    times = [rng.lognormvariate(-1.5, 0.5) for _ in range(1000)]
+    numbers = count()
+
+    def decide() -> None:
+        hedging._ttft.observe("chat", times[next(numbers) % len(times)])
+        hedging.after_s("chat")
+
+    return decide
+
+
+def throttle_one() -> Decision:
+    throttling = ClientThrottling()
+
+    def decide() -> None:
+        throttling.rejection_probability()
+        throttling._count(accepted=True)
+
+    return decide
+
+
 async def nothing(_: Call) -> None:
     """Answer at once."""
 
@@ -188,6 +227,9 @@ DECISIONS: Final[list[tuple[str, Callable[[], Decision], int]]] = [
     ("ejection: rotation, one replica out", rotate_around_one, 1),
     ("stall watch: a look at eight streams", look_for_stalls, 1),
     ("breaker: a permit and its end", permit_and_close, 1),
+    ("retry budget: earn, hold, spend", earn_hold_and_spend, 1),
+    ("hedging: learn a first token, read what is late", learn_what_is_late, 1),
+    ("client throttling: decide and count", throttle_one, 1),
 ]
 
 
