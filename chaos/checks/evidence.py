@@ -106,6 +106,8 @@ def minimum_counted(measures: Measures) -> Iterator[Check]:
             selection = arm.within(objective.scope)
             if objective.scope == ALL or objective.statistic in (TIME_TO_RECOVER, TIME_TO_DETECT):
                 continue
+            if not arm.evidence.arm.fault and not objective.relative_to_control:
+                continue  # it is judged under the fault; here it only has to be measured
             found = len(selection.calls) if selection else 0
             if found < FEWEST_OF_AN_OBJECTIVE:
                 why = (

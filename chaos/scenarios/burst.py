@@ -50,7 +50,7 @@ BURST = Experiment(
         Objective("goodput", 0.9, relative_to_capacity=True),
     ),
     counted="hold_window",
-    minimum_counted=60,
+    minimum_counted=40,
     phases=Phases(warm_up_s=2.0, steady_s=3.0, hold_s=8.0, recovery_s=2.0),
     signs=(Sign("queue_depth", 24.0),),
 )

@@ -28,6 +28,6 @@ FROZEN_REPLICA = Experiment(
         Objective("time_to_detect", 2.5),
     ),
     counted="held_and_hold",
-    minimum_counted=80,
+    minimum_counted=60,
     phases=Phases(warm_up_s=2.0, steady_s=3.0, hold_s=8.0, recovery_s=2.0),
 )

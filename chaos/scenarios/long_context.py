@@ -43,7 +43,7 @@ LONG_CONTEXT = Experiment(
         Objective("itl_p99", 3.0, relative_to_control=True, call_class="short"),
     ),
     counted="hold_window",
-    minimum_counted=60,
+    minimum_counted=40,
     phases=Phases(warm_up_s=2.0, steady_s=3.0, hold_s=10.0, recovery_s=2.0),
     signs=(Sign("preemptions", 2.0),),
 )

@@ -24,6 +24,6 @@ SLOW_REPLICA = Experiment(
         Objective("ttft_p95", 3.0, relative_to_control=True, from_s=3.0),
     ),
     counted="hold_window",
-    minimum_counted=100,
+    minimum_counted=80,
     phases=Phases(warm_up_s=2.0, steady_s=4.0, hold_s=10.0, recovery_s=2.0),
 )

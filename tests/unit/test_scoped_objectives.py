@@ -200,12 +200,22 @@ def test_objectives_say_in_words_what_they_are_about() -> None:
 
 
 def test_an_objective_of_too_few_calls_of_its_own_is_inconclusive() -> None:
-    asked = with_objectives(Objective("success_rate", 1.0, call_class="critical"))
+    asked = with_objectives(
+        Objective("success_rate", 1.0, call_class="critical"),
+        Objective("ttft_p95", 3.0, relative_to_control=True, call_class="bulk"),
+    )
     assert status(evidence.minimum_counted, history(asked)) == "pass"
-    (check,) = [
-        c for c in found(evidence.minimum_counted, history(asked, per_s=4), "control") if c.status != "pass"
+    few = [c for c in found(evidence.minimum_counted, history(asked, per_s=4)) if c.status != "pass"]
+    assert all("20 are needed" in check.summary for check in few)
+    # Without the fault only what the other arms are compared with has to be known so well.
+    told = [(check.arm, check.summary.split(" ")[2]) for check in few]
+    assert told == [
+        ("control", "bulk"),
+        ("retry_only", "critical"),
+        ("retry_only", "bulk"),
+        ("resilient", "critical"),
+        ("resilient", "bulk"),
     ]
-    assert "20 are needed" in check.summary
 
 
 # --- goodput -----------------------------------------------------------------------------------------------
