@@ -56,30 +56,37 @@ def gumbel(keys: Sequence[int], vocabulary: int, device: torch.device | str = "c
     return -torch.log(-torch.log(uniform(keys, vocabulary, device)))
 
 
-def nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return True for the tokens of the smallest set whose probability reaches ``top_p`` (one value a row).
-
-    The most likely token is always in it.
-    """
-    ordered, tokens = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    return torch.zeros_like(scaled, dtype=torch.bool).scatter_(-1, tokens, before < top_p.unsqueeze(1))
-
-
 def sample(logits: torch.Tensor, requests: Sequence[Sampling], positions: Sequence[int]) -> torch.Tensor:
     """Return one token id a row: an exact sample of ``softmax(logits / temperature)``, cut to ``top_p``.
 
-    ``positions`` are those of the tokens that are drawn, counted from the start of the prompt.
+    ``positions`` are those of the tokens that are drawn, counted from the start of the prompt. The cut leaves the
+    tokens that fewer than ``top_p`` of the probability is ahead of; equally likely ones stay or go together.
     """
     device = logits.device
     temperature = torch.tensor([one.temperature for one in requests], dtype=torch.float64, device=device)
     scaled = logits.double() / temperature.unsqueeze(1)
     keys = [key(one.seed, position) for one, position in zip(requests, positions, strict=True)]
     scores = scaled + gumbel(keys, logits.shape[-1], device)
-    if any(one.top_p < 1 for one in requests):
-        top_p = torch.tensor([one.top_p for one in requests], dtype=torch.float64, device=device)
-        scores.masked_fill_(~nucleus(scaled, top_p), -torch.inf)
-    return scores.argmax(-1)
+    if all(one.top_p >= 1 for one in requests):
+        return scores.argmax(-1)
+    most = [one.top_p if one.top_p < 1 else torch.inf for one in requests]
+    return _best_within(scores, scaled.softmax(-1), torch.tensor(most, dtype=torch.float64, device=device))
+
+
+def _best_within(scores: torch.Tensor, probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Return the tokens with the best scores among those that ``top_p`` leaves; ``scores`` are used up.
+
+    Nothing is sorted, which would cost the most: the best token is nearly always one of those. Where it is not, neither
+    is any that is no more likely, and the next best of the others is looked at.
+    """
+    while True:
+        tokens = scores.argmax(-1, keepdim=True)
+        likely = probabilities.gather(-1, tokens)
+        ahead = torch.where(probabilities > likely, probabilities, 0.0).sum(-1, keepdim=True)
+        outside = ahead >= top_p.unsqueeze(1)
+        if not bool(outside.any()):
+            return tokens.squeeze(-1)
+        scores.masked_fill_(outside & (probabilities <= likely), -torch.inf)
 
 
 def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:

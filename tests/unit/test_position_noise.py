@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cluster.position_noise import gumbel, key, mixed, nucleus, sample, uniform  # noqa: E402
+from cluster.position_noise import gumbel, key, mixed, sample, uniform  # noqa: E402
 from cluster.xargs import Sampling  # noqa: E402
 
 DRAWS = 20_000
@@ -92,10 +92,22 @@ def test_top_p_always_leaves_the_most_likely_token() -> None:
     assert draws(logits, Sampling(7, 1.0, top_p=1e-9)) == [0, DRAWS, 0]
 
 
-def test_nucleus_is_decided_row_by_row() -> None:
-    row = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
-    kept = nucleus(torch.stack([row, row, row]), torch.tensor([0.4, 0.6, 1.0], dtype=torch.float64))
-    assert kept.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+def test_cut_is_the_one_that_sorting_gives_row_by_row() -> None:
+    logits = torch.randn(200, 300, generator=torch.Generator().manual_seed(2)) * 3
+    ways = [Sampling(n, 0.5 + n / 100, top_p=(n % 21 or 1) / 21) for n in range(200)]
+    drawn = sample(logits, ways, range(200))
+    for row, how, token in zip(logits.double(), ways, drawn.tolist(), strict=True):
+        scaled = row / how.temperature
+        ordered, ids = scaled.softmax(0).sort(descending=True)
+        kept = ids[: int((ordered.cumsum(0) - ordered < how.top_p).sum())]
+        noise = gumbel([key(how.seed, how.seed)], 300)[0]
+        assert token == int(kept[(scaled + noise)[kept].argmax()])
+
+
+def test_equally_likely_tokens_stay_together() -> None:
+    counts = draws([0.0, 0.0, 0.0, -5.0], Sampling(7, 1.0, top_p=0.5))
+    assert counts[3] == 0
+    assert chi_square(counts[:3], [DRAWS / 3] * 3) < limit(2)
 
 
 def test_masked_tokens_are_never_drawn() -> None:
