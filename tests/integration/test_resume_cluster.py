@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -31,7 +32,8 @@ CUTS: Final = 300
 AT_A_TIME: Final = 24
 CUT_AFTER_BYTES: Final = (4000, 14000)
 """Ten to fifty tokens; the first event of every attempt tells the ids of its prompt."""
-SEED: Final = 20260730
+SEED: Final = int(os.environ.get("RESUME_SEED", "20260730"))
+"""Of the requests and of where they are cut; RESUME_SEED tries others."""
 _NEEDED: Final = {"retry", "resume", "timeouts", "least_work"}
 _TEXT: Final = "queue token replica élève Größe über 語彙 — « service » link météo ñandú budget stream Ωmega"
 _WORDS: Final = _TEXT.split()
