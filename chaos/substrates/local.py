@@ -152,7 +152,7 @@ class LocalSubstrate:
 
     async def leftovers(self) -> list[str]:
         state = self._state()
-        return await asyncio.to_thread(leftovers, self._run_dir, state.replicas)
+        return await asyncio.to_thread(leftovers, self._run_dir, state.replicas + state.small_replicas)
 
     async def reachable(self, address: str) -> str:
         return address

@@ -197,13 +197,16 @@ def _orphan_engine(log: Path) -> subprocess.Popen[bytes]:
 
 RAY_NODE = """
 import subprocess, sys
+children = []
 for line in sys.stdin:  # each line starts a replica, whose output goes below the run folder
     with open(sys.argv[1], "w") as out:
         child = subprocess.Popen([sys.argv[2], "-c", "import sys; sys.stdin.read()", "ray::ServeReplica:llm:Replica"],
                                  stdin=subprocess.PIPE, stdout=out, stderr=out)
     print(child.pid, flush=True)
-child.kill()
-child.wait()
+    children.append(child)
+for child in children:
+    child.kill()
+    child.wait()
 """
 
 
@@ -229,6 +232,25 @@ class RayNode:
 
     def end(self) -> None:
         self.process.communicate()
+
+
+async def test_replicas_of_the_smaller_model_are_no_leftovers(tmp_path: Path) -> None:
+    replace(state("http://127.0.0.1:1"), small_replicas=1).save(tmp_path)
+    node = RayNode(tmp_path)
+    try:
+        for _ in range(2):
+            node.start_replica()
+        assert await LocalSubstrate(tmp_path).leftovers() == []
+        node.start_replica()
+
+        async def too_many() -> list[str]:
+            return await LocalSubstrate(tmp_path).leftovers()
+
+        (found,) = await until(too_many, 10)
+        assert found.startswith("3 replica processes (")
+        assert found.endswith(", 2 are configured")
+    finally:
+        node.end()
 
 
 async def test_the_successor_of_a_lost_replica_is_held_until_the_revert(tmp_path: Path) -> None:
