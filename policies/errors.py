@@ -108,7 +108,8 @@ class AttemptError(PolicyError):
 
     ``attempts`` counts the attempts that the call had taken by then, ``replica`` is where this one was; both
     are set on the way up, by the retry policy and by whoever chose the replica. ``beside`` are the replicas of
-    further attempts that failed together with this one.
+    further attempts that failed together with this one, and ``given_up`` says that whoever owns the call's retries
+    has decided against another one.
     """
 
     retryable: ClassVar[bool] = True
@@ -125,6 +126,7 @@ class AttemptError(PolicyError):
         self.attempts = 1
         self.replica: Replica | None = None
         self.beside: tuple[Replica, ...] = ()
+        self.given_up = False
 
 
 class ReplicaLost(AttemptError):

@@ -70,8 +70,7 @@ class Retry:
             except NoReplica:
                 if last is None:
                     raise
-                self._suppress(call, course.number, "replica")
-                raise last from None
+                raise self._given_up(call, course.number, "replica", last) from None
             except AttemptError as error:
                 made = max(1, call.delivery.attempts - course.number + 1)  # two, where one was hedged
                 course.failed(made)
@@ -121,21 +120,17 @@ class Retry:
         """Hold budget for the work that is done ``again`` and sleep; raise ``error`` when there must be no attempt."""
         number = course.number
         if course.fruitless >= self._max_attempts:
-            self._suppress(call, number, "attempts")
-            raise error
+            raise self._given_up(call, number, "attempts", error)
         if resumable is not None and self._resume and call.delivery.resumes >= self._resume.max_resumes:
-            self._suppress(call, number, "resumes")
-            raise error
+            raise self._given_up(call, number, "resumes", error)
         delay_s = self._backoff.delay_s(max(0, course.fruitless - 1), error, self._rng)
         if delay_s >= call.deadline.remaining():
-            self._suppress(call, number, "deadline")
-            raise error
+            raise self._given_up(call, number, "deadline", error)
         hold: Hold | None = None
         if self._budget is not None:
             hold = self._budget.hold(again)
             if hold is None:
-                self._suppress(call, number, "budget")
-                raise error
+                raise self._given_up(call, number, "budget", error)
         try:
             if resumable is None:
                 self._sink.emit(RetryScheduled(call.request_id, number, delay_s))
@@ -158,8 +153,11 @@ class Retry:
             call.delivery.wasted_tokens += prefill + decode
             self._sink.emit(Wasted(call.request_id, prefill, decode))
 
-    def _suppress(self, call: Call, number: int, reason: str) -> None:
+    def _given_up(self, call: Call, number: int, reason: str, error: AttemptError) -> AttemptError:
+        """Return the error with a mark, so that nobody further out takes over what the owner has given up."""
         self._sink.emit(RetrySuppressed(call.request_id, number, reason))
+        error.given_up = True
+        return error
 
 
 class _Course:

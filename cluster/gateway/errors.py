@@ -153,7 +153,8 @@ def _advice(error: policy.PolicyError) -> dict[str, str]:
         after_s = _retry_after_s(error)
         headers["retry-after"] = str(max(1, math.ceil(after_s)))
         headers["retry-after-ms"] = str(math.ceil(after_s * 1000))
-    if isinstance(error, _ONLY_ADDS_LOAD):
+    given_up = isinstance(error, policy.AttemptError) and error.given_up
+    if given_up or isinstance(error, _ONLY_ADDS_LOAD):
         headers[public.HEADER_SHOULD_RETRY] = "false"
     elif isinstance(error, _WORTH_A_RETRY):
         headers[public.HEADER_SHOULD_RETRY] = "true"

@@ -16,7 +16,7 @@ from cluster.gateway.answer import Answer
 from cluster.gateway.continuation import ContinuedStream
 from cluster.gateway.generation import PATHS, Generation
 from cluster.gateway.sse import EventStream, note_of
-from cluster.public import HEADER_REQUEST_ID
+from cluster.public import HEADER_DEADLINE, HEADER_REQUEST_ID
 from policies.call import Attempt, Call
 from policies.errors import AttemptError, CallRejected, ReplicaBusy, ReplicaFailed, ReplicaLost
 from policies.progress import Progress, Reached
@@ -126,7 +126,10 @@ def _reading(
 
 def _headers(call: Call, attempt: Attempt) -> dict[str, str]:
     name = call.request_id if attempt.number == 1 else f"{call.request_id}-{attempt.number}"
-    return {"content-type": "application/json", "accept": "text/event-stream", HEADER_REQUEST_ID: name}
+    headers = {"content-type": "application/json", "accept": "text/event-stream", HEADER_REQUEST_ID: name}
+    if call.deadline.is_set:
+        headers[HEADER_DEADLINE] = f"{call.deadline.remaining():.3f}"  # what is left now, not what there was
+    return headers
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> AttemptError:
