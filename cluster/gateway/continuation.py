@@ -235,13 +235,18 @@ class ContinuedStream:
             if not self._read:
                 raise
             self.failure = error  # what came before it is to be kept
-        failure = self.failure or self._inner.failure
+        self.failure = self.failure or self._inner.failure
         out = bytearray()
-        for chunk in self._read:
-            out += self._take(chunk)
+        for number, chunk in enumerate(self._read):
+            try:
+                out += self._take(chunk)
+            except AttemptError as error:
+                if not number:
+                    raise
+                self.failure = error
+                break
         self._read.clear()
-        self.failure = failure
-        if self._inner.done:
+        if self._inner.done and self.failure is None:
             out += self.close()
         return bytes(out)
 
