@@ -18,7 +18,7 @@ from policies.early_rejection import EarlyRejection
 from policies.errors import AttemptTimeout, DeadlineExceeded, EngineStalled, Overloaded, ReplicaLost
 from policies.events import NullSink
 from policies.fleet import Fleet, Replica
-from policies.parts import ProfileSettings, Stage, Surroundings
+from policies.parts import EagerSettings, ProfileSettings, Stage, Surroundings
 from policies.profiles import (
     OPTIONAL,
     POLICIES,
@@ -89,6 +89,30 @@ def test_each_policy_can_be_switched_off_by_name(name: str) -> None:
     pipeline = run(main())
     assert pipeline.active == tuple(one for one in POLICIES if one != name)
     assert pipeline.without == (name,)
+
+
+def test_optional_policies_are_in_no_profile_and_are_switched_on_by_name() -> None:
+    assert not set(OPTIONAL) & {name for names in PROFILES.values() for name in names}
+    on = active_policies("resilient", extra=OPTIONAL)
+    assert set(on) == {*POLICIES, *OPTIONAL}
+    assert active_policies("resilient", without=OPTIONAL, extra=OPTIONAL) == POLICIES
+    assert active_policies("naive", extra=["timeouts"]) == ("timeouts",)
+    with pytest.raises(UnknownName, match="hedging"):
+        active_policies("resilient", extra=["hedge"])
+
+
+def test_retry_only_is_eager_whatever_the_careful_knobs_say() -> None:
+    async def main() -> tuple[int, float]:
+        async def hang(_: Call) -> None:
+            await asyncio.sleep(3600)
+
+        script = Script(*[hang] * 9)
+        knobs = ProfileSettings(max_attempts=2, eager=EagerSettings(max_attempts=4, attempt_s=1.5))
+        with pytest.raises(AttemptTimeout, match=r"whole attempt took more than 1\.5 s"):
+            await build("retry-only", script, surroundings(), knobs)(call())
+        return len(script.attempts), now()
+
+    assert run(main()) == (4, pytest.approx(6.0)), "at once after each other"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +248,8 @@ def test_pipelines_share_the_accounts_and_nothing_else() -> None:
 
 
 def test_settings_are_checked_when_they_are_made() -> None:
+    with pytest.raises(ValueError, match="attempt_s=0"):
+        EagerSettings(attempt_s=0)
     with pytest.raises(ValueError, match="ttft_objective_s"):
         ProfileSettings(ttft_objective_s=0)
     with pytest.raises(ValueError, match="objective_s"):
