@@ -89,6 +89,7 @@ _HARMLESS: Final = frozenset(
     }
 )
 _BY_POSITION: Final = frozenset({END_AT, SEED, TEMPERATURE, TOP_P})
+_SEEDS: Final = 2**63
 _PENALTIES: Final = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -111,7 +112,8 @@ def by_position(body: dict[str, Any], *, prompts: int, defaults: Mapping[str, An
     (:mod:`cluster.position_noise`). Only temperature and top-p are drawn in that way.
     """
     temperature = temperature_of(body, defaults)
-    seeded = body.get("seed") is not None and temperature > 0
+    seed = body.get("seed")
+    seeded = isinstance(seed, int) and -_SEEDS <= seed < _SEEDS and temperature > 0
     cut_off = body.get("top_k", defaults.get("top_k")) not in (None, 0, -1) or (
         body.get("min_p", defaults.get("min_p")) or 0
     )
@@ -121,7 +123,7 @@ def by_position(body: dict[str, Any], *, prompts: int, defaults: Mapping[str, An
     drawn = {name: value for name, value in body.items() if name not in ("seed", "top_p")}
     top_p = body.get("top_p")
     noise = {
-        SEED: body["seed"],
+        SEED: seed,
         TEMPERATURE: float(temperature),
         TOP_P: float(defaults.get("top_p", 1.0) if top_p is None else top_p),
     }

@@ -106,6 +106,7 @@ def test_the_temperature_that_is_keyed_is_the_one_that_the_engine_would_take() -
     [
         {"seed": 7, "temperature": 0},
         {"temperature": 0.8},
+        {"seed": 2**63, "temperature": 0.8},
         {"seed": 7, "temperature": 0.8, "top_k": 5},
         {"seed": 7, "temperature": 0.8, "min_p": 0.1},
         {"seed": 7, "temperature": 0.8, "n": 2},
