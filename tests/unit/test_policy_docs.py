@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from policies.profiles import OPTIONAL, POLICIES
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "policies"
 INDEX = FOLDER / "README.md"
@@ -62,6 +64,14 @@ def test_an_example_runs(name: str, block: str) -> None:
         [sys.executable, "-W", "error", "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_policy_has_a_page() -> None:
+    named = [name.strip(" `") for _, names in _ROW.findall(INDEX.read_text()) for name in names.split(",")]
+    told = sorted(name for name in named if name)
+    assert told == sorted((*POLICIES, *OPTIONAL)), (
+        "each policy on one page, and no page on one that is not there"
+    )
 
 
 def test_every_page_stands_in_the_index() -> None:
