@@ -25,6 +25,7 @@ class InFlight:
     replica: Replica
     tokens: int = 0
     error: AttemptError | None = None
+    in_flight: bool = True
 
     @property
     def prompt_left(self) -> int:
@@ -70,6 +71,7 @@ class Bottom:
             raise
         finally:
             self.in_flight.remove(record)
+            record.in_flight = False
             replica.close(stream, lambda: self._straggle(attempt))
 
     async def _relay(self, record: InFlight, ask: Ask, stream: Stream) -> tuple[int, ...]:

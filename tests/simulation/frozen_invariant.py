@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from policies.events import AttemptFirstToken, Ejected, Event, ReplicaRemoved, Returned
 from policies.fleet import Replica
 from policies.progress import Reached
-from tests.simulation.bottom import InFlight
 from tests.simulation.judging import Invariant
 from tests.simulation.plan import floor_of
 
@@ -55,10 +54,13 @@ class FrozenLeave(Invariant):
         if not self._on:
             return
         now = asyncio.get_running_loop().time()
+        frozen = [one for one in self.world.fleet.replicas if self.world.stand.model_of(one).is_frozen]
+        suspects = [one for one in frozen if one.name not in self._out]
+        if not suspects:
+            return
         silent_since = {one: self._silent_since(one) for one in self.world.fleet.replicas}
-        for replica, since in silent_since.items():
-            if replica.name in self._out or not self.world.stand.model_of(replica).is_frozen:
-                continue
+        for replica in suspects:
+            since = silent_since[replica]
             others = [at for other, at in silent_since.items() if other is not replica and at is not None]
             shared = bool(others) and all(now - at > EXCUSE_S for at in others)
             if since is None or shared or self._is_needed(replica):
@@ -69,22 +71,22 @@ class FrozenLeave(Invariant):
                 self._broken.add(replica)
                 self.broken(f"{replica.name} is in rotation, silent for {now - since:.2f} s")
 
-    def _held(self, replica: Replica) -> list[InFlight]:
-        return [one for one in self.world.bottom.in_flight if one.replica is replica]
-
     def _silent_since(self, replica: Replica) -> float | None:
         """Return since when somebody has waited there without any token coming; None when nobody waits."""
         waits, sign_at = [], 0.0
-        for one in self._held(replica):
+        for one in self.world.bottom.made:
+            if one.replica is not replica:
+                continue
             progress = one.attempt.progress
             begun = progress.reached >= Reached.FIRST_TOKEN
             sign_at = max(sign_at, progress.last_at if begun else 0.0)
-            if not progress.paused:
+            if one.in_flight and not progress.paused:
                 waits.append(progress.last_at if begun else progress.started_at)
         return max(sign_at, min(waits)) if waits else None
 
     def _allowed_s(self, replica: Replica) -> float:
-        prompts = (one.call.work.prompt_tokens for one in self._held(replica))
+        held = (one for one in self.world.bottom.in_flight if one.replica is replica)
+        prompts = (one.call.work.prompt_tokens for one in held)
         return max(WITHIN_S, 0.5 + 3.0 * max(prompts) * self.world.plan.replicas.prefill_s_per_token)
 
     def _is_needed(self, replica: Replica) -> bool:

@@ -16,6 +16,7 @@ from tests.simulation.call_invariants import (
 )
 from tests.simulation.frozen_invariant import FrozenLeave
 from tests.simulation.judging import Invariant
+from tests.simulation.repeat_invariants import FailuresHaveAReason
 from tests.simulation.replica_invariants import (
     AllComeBack,
     EjectedAreLeftAlone,
@@ -35,6 +36,7 @@ INVARIANTS: Final[tuple[type[Invariant], ...]] = (
     NothingIsLeft,
     EventsPair,
     BudgetKept,
+    FailuresHaveAReason,
     NobodyWaitsTooLong,
     PermitsMatch,
     LimitInBounds,

@@ -39,7 +39,7 @@ class Invariant:
         """Judge the world between two turns of the event loop."""
 
     def tick(self) -> None:
-        """Judge the world ten times a second, while faults may be active."""
+        """Judge the world ten times a second, in runs in which replicas freeze."""
 
     def at_end(self) -> None:
         """Judge the whole run, when all is quiet."""

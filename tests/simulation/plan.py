@@ -42,6 +42,8 @@ class ReplicaPlan:
 
 
 FAULT_KINDS = ("kill", "black_hole", "mute", "deaf", "cut", "abort", "slow", "busy", "failing", "straggle")
+FREEZING = ("mute", "deaf", "black_hole")
+"""Those that keep a replica's connections open and its tokens back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _fault(rng: random.Random, replicas: ReplicaPlan, until_s: float) -> FaultPl
 
 
 def _calls(rng: random.Random, replicas: ReplicaPlan) -> tuple[CallPlan, ...]:
-    count = rng.randint(40, 110)
+    count = rng.randint(40, 90)
     mean_output = rng.choice((8, 16, 24))
     # The decode rate cannot be offered much more than it has within so few calls, so the arrivals are squeezed.
     load = rng.choice((0.3, 0.6, 0.9, 1.5, 3.0))

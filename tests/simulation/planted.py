@@ -64,6 +64,13 @@ def _resumes_from_zero() -> tuple[AbstractContextManager[Any], ...]:
     return (patch.object(Retry, "_to_resume", to_resume),)
 
 
+def _gives_up() -> tuple[AbstractContextManager[Any], ...]:
+    def to_resume(self: Retry, call: Call, error: AttemptError) -> None:
+        raise error
+
+    return (patch.object(Retry, "_to_resume", to_resume),)
+
+
 def _repeats_what_must_not_be() -> tuple[AbstractContextManager[Any], ...]:
     sound = Retry._to_resume
 
@@ -215,6 +222,7 @@ _TEXT: Final = ("text is intact",)
 PLANTS: Final[dict[str, Plant]] = {
     "repeats_text": Plant("a retry ignores that part of the answer was delivered", _TEXT, _repeats_text),
     "resumes_from_zero": Plant("a resume asks for the whole answer again", _TEXT, _resumes_from_zero),
+    "gives_up": Plant("nothing is ever tried again", ("failures have a reason",), _gives_up),
     "repeats_what_must_not_be": Plant(
         "a retry ignores that a call must not be done twice",
         ("attempts are bounded",),

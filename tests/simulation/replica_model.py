@@ -49,7 +49,11 @@ class Stream:
         """Put an item on the link; it never overtakes an earlier one."""
         self._last_at = max(self._last_at, self._loop.time() + link_s)
         self._under_way.append(item)
-        self._loop.call_at(self._last_at, self._arrived)  # which item it is, the order of timers does not say
+        self._loop.call_at(self._last_at, self.arrived)  # which item it is, the order of timers does not say
+
+    def post(self, item: Item) -> None:
+        """Put an item on the link, of which the sender itself says when it has ``arrived``."""
+        self._under_way.append(item)
 
     def break_off(self, reason: str) -> None:
         """The connection is reset: what is still under way is lost."""
@@ -63,7 +67,8 @@ class Stream:
             await self._waiter
         return self._items.popleft()
 
-    def _arrived(self) -> None:
+    def arrived(self) -> None:
+        """The oldest item that is under way is there."""
         item = self._under_way.popleft()
         if not self.closed:
             self._put(item)
@@ -210,19 +215,27 @@ class ModelReplica:
 
     def _stepped(self) -> None:
         self._step = None
-        latency_s = self._latency_s()
+        sent: list[Stream] = []
         for stream in tuple(self.running):
             if stream.position == stream.cut_at:
                 self.running.remove(stream)
-                stream.send(ReplicaLost(f"the stream was {stream.cut_reason}"), latency_s)
+                stream.post(ReplicaLost(f"the stream was {stream.cut_reason}"))
+                sent.append(stream)
                 continue
             if stream.position < stream.limit:
-                stream.send(token_of(stream.asked.n, stream.position), latency_s)
+                stream.post(token_of(stream.asked.n, stream.position))
                 stream.position += 1
+                sent.append(stream)
             if stream.position >= stream.limit and stream.cut_at != stream.position:
                 self.running.remove(stream)
-                stream.send(END, latency_s)
+                stream.post(END)
+                sent.append(stream)
+        self._loop.call_later(self._latency_s(), self._arrived, sent)  # one timer a step, not one a token
         self._wake()
+
+    def _arrived(self, sent: list[Stream]) -> None:
+        for stream in sent:
+            stream.arrived()
 
     def _free(self, stream: Stream) -> None:
         if stream in self.running:

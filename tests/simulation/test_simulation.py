@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from policies.profiles import OPTIONAL, POLICIES
+from tests.simulation.batch import in_background
 from tests.simulation.plan import FAULT_KINDS, draw
 from tests.simulation.world import run_world
 
@@ -18,16 +21,18 @@ SEEDS = int(os.environ.get("BROWNOUT_SIM_SEEDS", "1000"))
 CHUNK = 50
 
 
+@pytest.fixture(scope="module")
+def batches() -> Iterator[dict[int, Future[list[str]]]]:
+    """All seeds, under way in other processes."""
+    with in_background(
+        range(first, min(first + CHUNK, SEEDS)) for first in range(0, SEEDS, CHUNK)
+    ) as running:
+        yield running
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_everything_holds_whatever_fails(first: int) -> None:
-    broken = []
-    for seed in range(first, min(first + CHUNK, SEEDS)):
-        report = run_world(seed)
-        if report.violations:
-            one = report.violations[0]
-            broken.append(
-                f"{one.invariant}: {one.text}\n    replay: python -m tests.simulation --seed {seed}"
-            )
+def test_everything_holds_whatever_fails(first: int, batches: dict[int, Future[list[str]]]) -> None:
+    broken = batches[first].result()
     assert not broken, "\n".join(["", *broken])
 
 

@@ -23,7 +23,7 @@ from tests.simulation.clients import Client
 from tests.simulation.faults import Stand
 from tests.simulation.invariants import INVARIANTS
 from tests.simulation.judging import Invariant, Violation
-from tests.simulation.plan import QUIET_FROM_S, CallPlan, Plan, draw
+from tests.simulation.plan import FREEZING, QUIET_FROM_S, CallPlan, Plan, draw
 from tests.simulation.planted import planted
 from tests.simulation.trace import Trace
 
@@ -85,11 +85,9 @@ class _Run:
         self._trace.heard_by = [one.heard for one in self._invariants if one.listens]
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._unhandled)
-        for at_s in self._plan.looks:
-            loop.call_at(at_s, self._look)
-        if any(type(one).tick is not Invariant.tick for one in self._invariants):
-            for tick in range(1, round(QUIET_FROM_S / TICK_S)):
-                loop.call_at(tick * TICK_S, self._tick)
+        self._look_next(list(reversed(self._plan.looks)))
+        if any(fault.kind in FREEZING for fault in self._plan.faults):
+            self._tick()
         for client in world.clients.values():
             loop.call_at(client.plan.at_s, client.arrive)
         await asyncio.sleep(QUIET_FROM_S)
@@ -140,13 +138,15 @@ class _Run:
 
     async def _recover(self) -> None:
         """Ask again, long after the last fault, and expect nothing but good answers."""
-        world, first = self._world, len(self._plan.calls)
+        world, first, replicas = self._world, len(self._plan.calls), self._plan.replicas
+        takes_s = replicas.prefill_base_s + (_RECOVERY_CALL.output_tokens + 2) * replicas.step_s
+        every_s = max(0.25, 2.0 * takes_s / (replicas.count * replicas.slots))  # half of what they can do
         for n in range(first, first + RECOVERY_CALLS):
             plan = replace(_RECOVERY_CALL, n=n, at_s=asyncio.get_running_loop().time())
             client = Client(plan, world.pipeline, world.around.rates.arrived, self._trace.note)
             world.clients[plan.request_id] = client
             client.arrive()
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(every_s)
         await self._until_over(60.0)
         for n in range(first, first + RECOVERY_CALLS):
             client = world.clients[f"c{n:03d}"]
@@ -158,9 +158,21 @@ class _Run:
         for one in self._invariants:
             one.look()
 
+    def _look_next(self, looks: list[float]) -> None:
+        """Look at each of the instants, which come last first."""
+        loop = asyncio.get_running_loop()
+        if looks and looks[-1] <= loop.time():
+            looks.pop()
+            self._look()
+        if looks:
+            loop.call_at(looks[-1], self._look_next, looks)
+
     def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
         for one in self._invariants:
             one.tick()
+        if loop.time() < QUIET_FROM_S:
+            loop.call_later(TICK_S, self._tick)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Take what no caller sees: an error in a timer, or in a task that nobody awaits."""
