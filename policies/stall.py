@@ -53,12 +53,14 @@ class StallSettings:
 class _Line:
     """What is known of one replica while it has attempts in flight."""
 
-    __slots__ = ("attempts", "sign_at")
+    __slots__ = ("answer_at", "attempts", "sign_at")
 
     def __init__(self) -> None:
         self.attempts: dict[ObservedAttempt, None] = {}
         self.sign_at = float("-inf")
-        """When it last showed life in an attempt that is over."""
+        """When its engine last showed life in an attempt that is over: by a token, or by a proper end."""
+        self.answer_at = float("-inf")
+        """When it last answered anything; refusals are given in front of an engine that hangs, too."""
 
 
 def _always(_: Replica, __: str) -> bool:
@@ -105,10 +107,12 @@ class StallWatch(AttemptObserver):
         if line is None or attempt not in line.attempts:
             return
         del line.attempts[attempt]
-        if _shows_life(attempt, error):
+        if attempt.outcome == "ok":
             line.sign_at = self._clock.now()
         elif attempt.progress.reached >= Reached.FIRST_TOKEN:
             line.sign_at = max(line.sign_at, attempt.progress.last_at)
+        if attempt.outcome == "ok" or not isinstance(error, AttemptTimeout | ReplicaLost | None):
+            line.answer_at = self._clock.now()
         if (
             isinstance(error, AttemptTimeout)
             and not isinstance(error, EngineStalled)
@@ -202,16 +206,9 @@ class StallWatch(AttemptObserver):
         )
 
     def _lived_since(self, line: _Line, instant: float) -> bool:
-        if line.sign_at > instant:
+        if max(line.sign_at, line.answer_at) > instant:
             return True
         return any(
             one.progress.reached is not Reached.NOTHING and one.progress.last_at > instant
             for one in line.attempts
         )
-
-
-def _shows_life(attempt: ObservedAttempt, error: AttemptError | None) -> bool:
-    """Tell whether the end of an attempt was an answer of the replica, good or bad."""
-    if error is None:
-        return attempt.outcome == "ok"
-    return not isinstance(error, AttemptTimeout | ReplicaLost)
