@@ -21,7 +21,7 @@ SLOW_REPLICA = Experiment(
     faults=(FaultPlan("latency", "replica-*", settings={"latency_s": 0.4, "jitter_s": 0.2}),),
     objectives=(
         Objective("success_rate", 1.0),
-        Objective("ttft_p95", 3.0, relative_to_control=True, from_s=3.0),
+        Objective("ttft_p95", 2.5, relative_to_control=True, from_s=3.0),
     ),
     counted="hold_window",
     minimum_counted=80,
