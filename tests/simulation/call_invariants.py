@@ -116,7 +116,7 @@ class AttemptsBounded(Invariant):
     def _too_many(self, name: str, attempts: list[InFlight]) -> None:
         """Count attempts in a row that brought nothing that was kept, and continuations."""
         knobs = self.world.plan.knobs
-        most = knobs.max_attempts if self.active("retry") else 1
+        most = knobs.max_attempts if self.active("retry") or self.active("hedging") else 1
         attempts = [one for one in attempts if (name, one.attempt.number) not in self._beaten]
         fruitless = resumes = 0
         for one, following in zip_longest(attempts, attempts[1:]):
@@ -127,7 +127,7 @@ class AttemptsBounded(Invariant):
                 self.broken(
                     f"{name} had {fruitless} attempts in a row that brought nothing, allowed are {most}"
                 )
-        if resumes > 8:
+        if resumes > knobs.resume.max_resumes:
             self.broken(f"{name} was continued {resumes} times")
 
     def _same_work_twice(self, name: str, attempts: list[InFlight]) -> None:
