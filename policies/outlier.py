@@ -28,11 +28,14 @@ __all__ = ["OutlierDetection", "OutlierSettings"]
 class _Record:
     """What was seen of one replica lately."""
 
-    __slots__ = ("errors", "latenesses", "outcomes")
+    __slots__ = ("errors", "in_flight", "latenesses", "outcomes", "token_at")
 
     def __init__(self, settings: OutlierSettings) -> None:
         success, latency = settings.success, settings.latency
         self.errors = 0
+        self.in_flight: dict[ObservedAttempt, None] = {}
+        self.token_at = float("-inf")
+        """When the last token came in an attempt that is over."""
         self.outcomes = OutcomeWindow(most=success.most_attempts, age_s=success.window_s)
         self.latenesses = Latenesses(age_s=latency.window_s, most=latency.most_samples)
 
@@ -91,6 +94,9 @@ class OutlierDetection(AttemptObserver):
 
     def started(self, attempt: ObservedAttempt) -> None:
         """Count it among the probes, if its replica is on trial."""
+        record = self._record_of(attempt.replica)
+        if record is not None:
+            record.in_flight[attempt] = None
         trial = self._standings.trial(attempt.replica)
         if trial is not None:
             trial.sent(attempt)
@@ -118,13 +124,14 @@ class OutlierDetection(AttemptObserver):
     def ended(self, attempt: ObservedAttempt, error: AttemptError | None) -> None:
         """Count how it ended.
 
-        Cancelled ones say nothing, nor do those sent before their replica returned, nor does a first token waited for
-        in vain behind full batch slots: that replica is busy, which is no illness.
+        Cancelled ones say nothing, nor do those sent before their replica returned, nor does waiting in vain at a
+        replica that is busy, which is no illness: behind full batch slots, or while others got tokens from it.
         """
         replica = attempt.replica
+        busy = self._is_busy(attempt)
         trial = self._standings.trial(replica)
         probe = trial is not None and trial.heard_of(attempt)
-        if error is not None and not _queued_in_vain(attempt, error):
+        if error is not None and not (busy and _waited_in_vain(error)):
             if trial is None or probe or attempt.started_at >= trial.began_at:
                 self.failed(replica, error)
         elif attempt.outcome == "ok":
@@ -171,6 +178,21 @@ class OutlierDetection(AttemptObserver):
             record.outcomes.add(self._clock.now(), bad=False)
             self._standings.went_well(replica)
 
+    def _is_busy(self, attempt: ObservedAttempt) -> bool:
+        """Take the attempt out of those in flight; tell whether its replica was busy rather than silent meanwhile."""
+        record = self._record_of(attempt.replica)
+        if record is None:
+            return False
+        record.in_flight.pop(attempt, None)
+        if attempt.tokens:
+            record.token_at = max(record.token_at, attempt.progress.last_at)
+        behind_others = attempt.progress.reached is Reached.HEADERS and attempt.expected_ttft_s is None
+        since = attempt.started_at
+        alive = record.token_at > since or any(
+            one.tokens and one.progress.last_at > since for one in record.in_flight
+        )
+        return behind_others or alive
+
     def _probed(self, replica: Replica, *, late: bool) -> None:
         trial = self._standings.trial(replica)
         if trial is None:
@@ -206,6 +228,7 @@ class OutlierDetection(AttemptObserver):
         return others
 
 
-def _queued_in_vain(attempt: ObservedAttempt, error: AttemptError) -> bool:
+def _waited_in_vain(error: AttemptError) -> bool:
+    """Tell whether a time-out came before the first token, with nothing known of why."""
     late = isinstance(error, AttemptTimeout) and not isinstance(error, EngineStalled)
-    return late and error.reached is Reached.HEADERS and attempt.expected_ttft_s is None
+    return late and error.reached < Reached.FIRST_TOKEN

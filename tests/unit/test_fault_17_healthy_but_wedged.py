@@ -4,10 +4,18 @@ under a burst and a good replica is killed."""
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
+from policies.errors import AttemptTimeout
 from policies.events import Ejected
+from policies.fleet import Fleet, Replica
+from policies.observe import ObservedAttempt
+from policies.outlier import OutlierDetection
+from policies.progress import Progress
+from policies.work import Work
+from tests.fakes.policy_bench import CLOCK, Remembering
 from tests.fakes.slotted import Service
 from tests.fakes.stalling import Freezer
 from tests.fakes.virtual_time import now, run
@@ -77,3 +85,35 @@ def test_the_whole_pipeline_loses_no_call_to_a_wedged_engine(without: tuple[str,
     else:
         assert out_after_s < 2.0
         assert failed <= 8, "streams that had begun, where nothing can resume them"
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_waiting_in_vain_at_a_replica_says_something_only_if_nobody_got_a_token_from_it(moving: bool) -> None:
+    """A machine that is short of CPU sends headers late, and goes on giving tokens to those who stream."""
+
+    async def main() -> list[Ejected]:
+        sink, fleet = Remembering(), Fleet(Replica(f"r{n}") for n in range(3))
+        outlier = OutlierDetection(fleet, clock=CLOCK, rng=random.Random(1), sink=sink)
+        busy = fleet.replicas[0]
+
+        def attempt(number: int) -> ObservedAttempt:
+            progress = Progress(CLOCK)
+            return ObservedAttempt(
+                f"c{number}", 1, busy, Work(50, 20), progress, now(), free_slot=True, abort=lambda _: None
+            )
+
+        stream = attempt(0)
+        outlier.started(stream)
+        stream.progress.tokens()
+        stream.tokens = 1
+        for number in range(1, 7):
+            waiting = attempt(number)
+            outlier.started(waiting)
+            await asyncio.sleep(1.0)
+            if moving:
+                stream.progress.tokens()
+            waiting.outcome = "failed"
+            outlier.ended(waiting, AttemptTimeout("no headers"))
+        return sink.of(Ejected)
+
+    assert bool(run(main())) is not moving
