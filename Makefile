@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 1
 
-.PHONY: help install demo test test-unit check format bench pins clean
+.PHONY: help install demo test test-unit check format bench bench-peers pins clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -37,13 +37,18 @@ format: $(STAMP) ## format and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## what policies, gateway and link proxy cost, measured in one run
+bench: $(STAMP) ## what policies, gateway and link proxy cost, and what full replicas give through them
 	$(BIN)/python -m tests.bench.policy_cost
-	$(BIN)/python -m tests.bench.gateway_cost
+	$(BIN)/python -m tests.bench.gateway_cost --rounds 2
 	$(BIN)/python -m tests.bench.linkproxy_cost
+	$(BIN)/python -m tests.bench.throughput
+
+bench-peers: $(STAMP) ## install other gateways (where they can be had) and measure full replicas through them too
+	@PYTHON=$(BIN)/python bash tools/peers.sh
+	$(BIN)/python -m tests.bench.throughput
 
 pins: $(STAMP) ## write constraints.txt anew from the environment
 	@{ head -2 constraints.txt; $(BIN)/pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
 
 clean: ## remove the virtual environment and caches (reports stay)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

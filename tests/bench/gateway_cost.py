@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import os
-import sys
+import statistics
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import aiohttp
 import psutil
 
-from tests.ports import free_port
+from tests.bench.stand import on_fakes
+
+COSTS: Final = ("token streamed", "token whole", "call of one token")
+MOST: Final = 2.0
+"""What the profile ``resilient`` may cost at most, as a multiple of ``naive``."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +35,15 @@ class Cost:
     wall_s: float
 
 
-@contextlib.asynccontextmanager
-async def process(*arguments: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *arguments, env={**os.environ, **environment}, stdout=asyncio.subprocess.DEVNULL
-    )
-    try:
-        yield child
-    finally:
-        child.terminate()
-        await child.wait()
-
-
 async def one_call(session: aiohttp.ClientSession, url: str, tokens: int, stream: bool) -> int:
     message = {"role": "user", "content": "measure " * 40}
-    body = {"model": "brownout-tiny", "messages": [message], "max_tokens": tokens, "stream": stream, "temperature": 0}
+    body = {
+        "model": "brownout-tiny",
+        "messages": [message],
+        "max_tokens": tokens,
+        "stream": stream,
+        "temperature": 0,
+    }
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
         assert response.status == 200, await response.text()
         data = await response.read()
@@ -73,44 +70,41 @@ async def measure(
 
 
 async def run(rounds: int) -> None:
-    links, gateway, admin = free_port(), free_port(), free_port()
-    url, admin_url = f"http://127.0.0.1:{gateway}", f"http://127.0.0.1:{admin}"
-    environment = {
-        "BROWNOUT_PORT_LINKS": str(links),
-        "BROWNOUT_PORT_GATEWAY": str(gateway),
-        "BROWNOUT_PORT_GATEWAY_ADMIN": str(admin),
-    }
-    stand = ("tests.fakes.stand", "--links-port", str(links), "--token-interval-s", "0.01")
+    ratios: dict[str, list[float]] = {}
     async with (
-        process(*stand),
-        process("cluster.gateway", **environment) as child,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        on_fakes(session) as stand,
     ):
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(f"{admin_url}/readyz") as response:
-                    if response.status == 200:
-                        break
-            await asyncio.sleep(0.05)
         for number in range(rounds):
+            costs: dict[str, tuple[float, float, float]] = {}
             for profile in ("naive", "resilient"):
-                change = {"profile": profile, "overrides": {"ttft_objective_s": 60}}
-                async with session.put(f"{admin_url}/admin/profile", json=change) as response:
-                    response.raise_for_status()
-                streams = await measure(
-                    session, url, child.pid, calls=48, tokens=200, at_once=24, stream=True
+                await stand.set_profile(session, profile, overrides={"ttft_objective_s": 60})
+                many = partial(measure, session, stand.gateway, stand.gateway_pid)
+                streams = await many(calls=48, tokens=200, at_once=24, stream=True)
+                wholes = await many(calls=48, tokens=200, at_once=24, stream=False)
+                shorts = await many(calls=600, tokens=1, at_once=8, stream=True)
+                costs[profile] = (
+                    1e6 * streams.cpu_s / streams.tokens,
+                    1e6 * wholes.cpu_s / wholes.tokens,
+                    1e6 * shorts.cpu_s / shorts.calls,
                 )
-                wholes = await measure(
-                    session, url, child.pid, calls=48, tokens=200, at_once=24, stream=False
-                )
-                shorts = await measure(session, url, child.pid, calls=600, tokens=1, at_once=8, stream=True)
                 if number:  # the first round warms up
+                    streamed, whole, call = costs[profile]
                     print(
-                        f"{profile:10} {1e6 * streams.cpu_s / streams.tokens:6.1f} us/token streamed "
-                        f"{1e6 * wholes.cpu_s / wholes.tokens:6.1f} us/token whole "
-                        f"{1e6 * shorts.cpu_s / shorts.calls:7.0f} us/call of one token "
+                        f"{profile:10} {streamed:6.1f} us/token streamed {whole:6.1f} us/token whole "
+                        f"{call:7.0f} us/call of one token "
                         f"({streams.tokens / streams.wall_s:.0f} tokens/s, {shorts.calls / shorts.wall_s:.0f} calls/s)"
                     )
+            if number:
+                for name, naive, resilient in zip(COSTS, costs["naive"], costs["resilient"], strict=True):
+                    ratios.setdefault(name, []).append(resilient / naive)
+    for name, each in ratios.items():
+        ratio = statistics.median(each)
+        rounds_said = " ".join(f"{one:.2f}" for one in each)
+        said = "met" if ratio <= MOST else "missed"
+        print(
+            f"goal {said:<6}  CPU a {name}, resilient of naive: {ratio:.2f} (goal <= {MOST:g}; rounds {rounds_said})"
+        )
 
 
 def main() -> None:
