@@ -25,6 +25,7 @@ class InFlight:
     replica: Replica
     tokens: int = 0
     error: AttemptError | None = None
+    last_token_at: float = -1.0
     in_flight: bool = True
 
     @property
@@ -89,6 +90,7 @@ class Bottom:
             assert isinstance(item, int)
             progress.tokens()
             record.tokens += 1
+            record.last_token_at = progress.last_at
             tokens.append(item)
             output.partial = tokens
             if record.tokens == 1:

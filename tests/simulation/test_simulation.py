@@ -52,13 +52,29 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         "left",
         "CallRejected",
         "DeadlineExceeded",
+        "EngineStalled",
+        "NotResumable",
+        "WaitedTooLong",
         "NoReplica",
         "Overloaded",
         "ReplicaBusy",
         "ReplicaFailed",
         "ReplicaLost",
     }
-    assert events >= {"retry", "retry_suppressed", "ejected", "returned", "refused", "straggler"}
+    assert events >= {
+        "admitted",
+        "degraded",
+        "ejected",
+        "hedged",
+        "limit",
+        "refused",
+        "resumed",
+        "retry",
+        "retry_suppressed",
+        "returned",
+        "straggler",
+        "wasted",
+    }
 
 
 @pytest.mark.parametrize("seed", [3, 36])
