@@ -37,7 +37,9 @@ class AdmissionSettings:
     ``tenant_share`` of the queue's bound is what one tenant may fill while others wait. Nobody waits longer than
     ``longest_wait_s`` (None: the objective for the first token). ``most_active_tokens`` is how many tokens (prompt
     and expected output) one replica's cache holds, None where that is not known; calls of more than
-    ``large_share`` of it wait in a lane of their own. ``poll_s`` is how soon waiters notice a change of the rotation.
+    ``large_share`` of it wait in a lane of their own, and hold at most ``large_cache_share`` of all caches, in whole
+    replicas and at least one, or the share that they are of recent calls if that is more. ``poll_s`` is how soon
+    waiters notice a change of the rotation.
     """
 
     queue: QueueSettings = field(default_factory=QueueSettings)
@@ -46,11 +48,12 @@ class AdmissionSettings:
     longest_wait_s: float | None = None
     most_active_tokens: int | None = None
     large_share: float = 0.125
+    large_cache_share: float = 0.34
     poll_s: float = 0.05
     most_retry_after_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("tenant_share", "large_share"):
+        for name in ("tenant_share", "large_share", "large_cache_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be over 0 and at most 1")
         for name in ("longest_wait_s", "most_active_tokens", "poll_s", "most_retry_after_s"):
@@ -59,6 +62,7 @@ class AdmissionSettings:
                 raise ValueError(f"{name} is {value}: it must be over 0")
 
 
+_RECENT_WEIGHT: Final = 1 / 64
 _LABELS: Final = tuple(one.label for one in Priority)
 
 
@@ -120,6 +124,9 @@ class Admission:
         self._timer: asyncio.TimerHandle | None = None
         self.active_tokens = 0
         """Prompt and expected output tokens of the calls that hold a permit."""
+        self.active_large_tokens = 0
+        """Those of large calls among them."""
+        self._large_of_recent = 0.0
         self.closed: Counter[Outcome] = Counter()
         """Permits given back, by how they were closed."""
 
@@ -133,6 +140,7 @@ class Admission:
         """
         now = self._clock.now()
         waiting = _Waiting(call, now, large=self._is_large(call.work.tokens))
+        self._large_of_recent += _RECENT_WEIGHT * (waiting.large - self._large_of_recent)
         self._shares.seen(call.priority, now)
         if len(self._queue) or self._next_of([waiting], now) is None:
             await self._wait(call, waiting, now)
@@ -279,6 +287,8 @@ class Admission:
                 if not patient:
                     return None
                 below = waiting.priority
+            elif waiting.large and not self._fits_among_large(waiting, live):
+                continue  # waits for others of its kind only: nobody else has to make room for it
             elif not self._fits_cache(waiting, live):
                 if not patient:
                     return None
@@ -297,15 +307,24 @@ class Admission:
         most = self._settings.most_active_tokens
         return most is None or self.active_tokens + waiting.work.tokens <= most * live
 
+    def _fits_among_large(self, waiting: _Waiting, live: int) -> bool:
+        most = self._settings.most_active_tokens
+        if most is None or self.active_large_tokens == 0:
+            return True
+        share = max(self._settings.large_cache_share, self._large_of_recent)
+        return self.active_large_tokens + waiting.work.tokens <= most * max(1, round(share * live))
+
     def _take(self, waiting: _Waiting, now: float) -> None:
         waiting.granted = True
         self._shares.take(waiting.priority, waiting.work.sequences)
         self.active_tokens += waiting.work.tokens
+        self.active_large_tokens += waiting.work.tokens * waiting.large
         self._sink.emit(Admitted(waiting.request_id, _LABELS[waiting.priority], now - waiting.since))
 
     def _give(self, waiting: _Waiting, outcome: Outcome, used_tokens: int) -> None:
         self._shares.give(waiting.priority, waiting.work.sequences)
         self.active_tokens -= waiting.work.tokens
+        self.active_large_tokens -= waiting.work.tokens * waiting.large
         self.closed[outcome] += 1
         self._queue.settle(waiting, used_tokens)
         self._grant(self._clock.now())

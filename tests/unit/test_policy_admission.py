@@ -532,6 +532,39 @@ def test_what_is_larger_than_everything_is_let_in_when_nothing_else_is_in_flight
     run(main())
 
 
+def test_large_calls_keep_to_their_part_of_the_caches_and_hold_up_nobody_else() -> None:
+    async def main() -> None:
+        gate = Gate(30, settings(most_active_tokens=2000, queue=QueueSettings(age_s=1)), 60.0, live=lambda: 3)
+        for _ in range(100):
+            await gate.send("before", 0.01)
+        large = [gate.send(f"large{n}", 4, work=Work(900, 90)) for n in range(6)]
+        await settle()
+        assert gate.begun[100:] == ["large0", "large1"], "two fill the cache of one replica, a third of all"
+        await asyncio.sleep(2)
+        for n in range(10):
+            await gate.send(f"short{n}", 0.01)
+        assert len(gate.begun) == 112, "large ones that have aged make nobody wait"
+        await asyncio.gather(*large)
+        assert now() < 16
+        gate.assert_empty()
+
+    run(main())
+
+
+def test_where_most_calls_are_large_they_may_use_every_cache() -> None:
+    async def main() -> None:
+        gate = Gate(30, settings(most_active_tokens=2000), 60.0, live=lambda: 3)
+        for _ in range(300):
+            await gate.send("before", 0.01, work=Work(900, 90))
+        large = [gate.send(f"large{n}", 1, work=Work(900, 90)) for n in range(6)]
+        await settle()
+        assert len(gate.begun) == 306
+        await asyncio.gather(*large)
+        gate.assert_empty()
+
+    run(main())
+
+
 def test_a_wide_call_is_not_starved_by_narrow_ones_and_does_not_hold_up_better_ones() -> None:
     async def main() -> None:
         gate = Gate(4)
