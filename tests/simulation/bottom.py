@@ -6,6 +6,7 @@ receiver while the attempt counts as paused, and the connection closed however i
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from policies.call import Attempt, Call
@@ -25,7 +26,8 @@ class InFlight:
     replica: Replica
     tokens: int = 0
     error: AttemptError | None = None
-    last_token_at: float = -1.0
+    last_sign_at: float = -1.0
+    """When a token or the proper end of the answer came last."""
     in_flight: bool = True
 
     @property
@@ -81,6 +83,7 @@ class Bottom:
         while True:
             item = await stream.take()
             if item == END:
+                record.last_sign_at = asyncio.get_running_loop().time()
                 return tuple(tokens)
             if item == HEADERS:
                 progress.headers()
@@ -90,7 +93,7 @@ class Bottom:
             assert isinstance(item, int)
             progress.tokens()
             record.tokens += 1
-            record.last_token_at = progress.last_at
+            record.last_sign_at = progress.last_at
             tokens.append(item)
             output.partial = tokens
             if record.tokens == 1:

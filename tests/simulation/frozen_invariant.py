@@ -79,7 +79,7 @@ class FrozenLeave(Invariant):
                 continue
             progress = one.attempt.progress
             begun = progress.reached >= Reached.FIRST_TOKEN
-            sign_at = max(sign_at, one.last_token_at)
+            sign_at = max(sign_at, one.last_sign_at)
             if one.in_flight and not progress.paused:
                 waits.append(progress.last_at if begun else progress.started_at)
         return max(sign_at, min(waits)) if waits else None

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, replace
 
 from policies.backoff import FullJitter
+from policies.hedging import HedgingSettings
 from policies.outlier import OutlierSettings
 from policies.parts import ProfileSettings
 from policies.priority import Priority
@@ -110,7 +111,7 @@ class Plan:
 
 
 def draw(seed: int, policies: tuple[str, ...], optional: tuple[str, ...] = ()) -> Plan:
-    """Return the plan of a seed: one in four runs without one of ``policies``, one in six with an optional one."""
+    """Return the plan of a seed: one in four runs without one of ``policies``, as many with an optional one."""
     rng = random.Random(f"simulation/{seed}")
     replicas = _replicas(rng)
     calls = _calls(rng, replicas)
@@ -119,7 +120,7 @@ def draw(seed: int, policies: tuple[str, ...], optional: tuple[str, ...] = ()) -
     knobs = _knobs(rng)
     looks = tuple(sorted(rng.uniform(0.0, QUIET_FROM_S) for _ in range(60)))
     without = (rng.choice(policies),) if rng.random() < 0.25 else ()
-    extra = (rng.choice(optional),) if optional and rng.random() < 1 / 6 else ()
+    extra = (rng.choice(optional),) if optional and rng.random() < 1 / 4 else ()
     if "timeouts" in without:  # then the deadline alone bounds a call, so each must have one
         calls = tuple(one if one.within_s else replace(one, within_s=30.0) for one in calls)
     return Plan(seed, replicas, faults, calls, knobs, without, extra, looks)
@@ -201,6 +202,7 @@ def _knobs(rng: random.Random) -> ProfileSettings:
         outlier=OutlierSettings(
             base_s=rng.choice((1.0, 5.0)), floor_share=rng.choice((0.1, 0.3, 0.5, 1.0)), max_s=20.0
         ),
+        hedging=HedgingSettings(quantile=0.8, least_samples=5),
         ttft_objective_s=rng.choice((1.0, 5.0)),
     )
 
