@@ -11,7 +11,8 @@ LONG_CONTEXT = Experiment(
         "to their first token and the flow of their tokens?"
     ),
     load=Load(
-        share=0.4,
+        # Little, so that what shows is the cache and not the processor: here a long prefill really takes a core.
+        share=0.25,
         classes=(
             CallClass(
                 "short",
@@ -36,11 +37,12 @@ LONG_CONTEXT = Experiment(
             ),
         ),
     ),
-    faults=(FaultPlan("burst", "client", settings={"times": 1.25}),),
+    faults=(FaultPlan("burst", "client", settings={"times": 1.4}),),
     objectives=(
         Objective("success_rate", 0.99, call_class="short"),
-        Objective("ttft_p95", 3.0, relative_to_control=True, call_class="short"),
-        Objective("itl_p99", 3.0, relative_to_control=True, call_class="short"),
+        # The allowance is one prefill of a long prompt, for which a short call may come to wait.
+        Objective("ttft_p95", 3.0, relative_to_control=True, allowance_s=0.5, call_class="short"),
+        Objective("itl_p99", 3.0, relative_to_control=True, allowance_s=0.5, call_class="short"),
     ),
     counted="hold_window",
     minimum_counted=40,

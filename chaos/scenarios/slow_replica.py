@@ -7,7 +7,7 @@ from chaos.experiment import Experiment, FaultPlan, Load, Objective, Phases
 SLOW_REPLICA = Experiment(
     name="slow_replica",
     question=(
-        "When everything that one of N replicas sends comes 0.4 s late, give or take 0.2 s, do calls get their first "
+        "When everything that one of N replicas sends comes 0.6 s late, give or take 0.2 s, do calls get their first "
         "token as soon as without that, once the gateway has had three seconds to notice?"
     ),
     load=Load(
@@ -18,7 +18,7 @@ SLOW_REPLICA = Experiment(
         stream_share=0.8,
         client_deadline_s=10.0,
     ),
-    faults=(FaultPlan("latency", "replica-*", settings={"latency_s": 0.4, "jitter_s": 0.2}),),
+    faults=(FaultPlan("latency", "replica-*", settings={"latency_s": 0.6, "jitter_s": 0.2}),),
     objectives=(
         Objective("success_rate", 1.0),
         Objective("ttft_p95", 2.5, relative_to_control=True, from_s=3.0),
