@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from policies.errors import NoReplica
-from policies.events import AttemptStarted, Ejected, Event, Refused, ReplicaRemoved, Returned
+from policies.events import AttemptStarted, Ejected, Event, Hedged, Refused, ReplicaRemoved, Returned
 from tests.simulation.bottom import InFlight
 from tests.simulation.judging import Invariant
 from tests.simulation.plan import floor_of
@@ -88,15 +88,28 @@ class EjectedAreLeftAlone(EjectionKeepsFloor):
 
 
 class RetriesGoElsewhere(Invariant):
-    """The incarnation of a replica that has just failed a call does not get its next attempt."""
+    """The incarnation of a replica that has just failed a call does not get its next attempt.
+
+    After a hedge two have failed it at about the same time, and which of them was the last is left open.
+    """
 
     name: ClassVar[str] = "retries go elsewhere"
+    listens: ClassVar[bool] = True
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._hedges: set[tuple[str, int]] = set()
+
+    def heard(self, at_s: float, event: Event) -> None:
+        if isinstance(event, Hedged):
+            self._hedges.add((event.request_id, event.attempt))
 
     def at_end(self) -> None:
         latest: dict[str, InFlight] = {}
         for made in self.world.bottom.made:
             name = made.call.request_id
             before = latest.get(name)
-            if before is not None and before.error is not None and before.replica is made.replica:
+            hedged = before is not None and (name, before.attempt.number) in self._hedges
+            if before is not None and before.error and before.replica is made.replica and not hedged:
                 self.broken(f"{name} failed on {made.replica.name} and was sent there again")
             latest[name] = made
