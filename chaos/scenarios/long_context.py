@@ -32,12 +32,12 @@ LONG_CONTEXT = Experiment(
                 tenant="documents",
                 # Five of them leave a cache of 12,288 tokens (96 blocks) as good as full, and each grows by two blocks.
                 prompt_tokens=(2200, 2400),
-                output_tokens=(200, 300),
-                client_deadline_s=12.0,
+                output_tokens=(200, 260),
+                client_deadline_s=15.0,
             ),
         ),
     ),
-    faults=(FaultPlan("burst", "client", settings={"times": 1.4}),),
+    faults=(FaultPlan("burst", "client", settings={"times": 1.6}),),
     objectives=(
         Objective("success_rate", 0.99, call_class="short"),
         # The allowance is one prefill of a long prompt, for which a short call may come to wait.
@@ -47,5 +47,5 @@ LONG_CONTEXT = Experiment(
     counted="hold_window",
     minimum_counted=40,
     phases=Phases(warm_up_s=2.0, steady_s=3.0, hold_s=10.0, recovery_s=2.0),
-    signs=(Sign("preemptions", 2.0),),
+    signs=(Sign("preemptions", 1.0),),
 )
