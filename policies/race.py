@@ -165,13 +165,15 @@ class Race(Generic[T]):
             self._failure = error
 
     def _with_the_other(self, error: BaseException) -> BaseException:
-        """Return the error of both attempts: a retry is to avoid the replicas of both."""
+        """Return the error of all attempts: it counts them, and a retry is to avoid the replicas of both."""
         other = self._failure
-        if other is None:
-            return error
-        if isinstance(error, AttemptError) and other.replica is not None:
+        if other is not None and isinstance(error, NoReplica):
+            error = other
+        elif other is not None and isinstance(error, AttemptError) and other.replica is not None:
             error.beside = (other.replica,)
-        return other if isinstance(error, NoReplica) else error
+        if isinstance(error, AttemptError):
+            error.attempts = max(error.attempts, self.call.delivery.attempts)
+        return error
 
     def _hedge(self) -> None:
         first = self.first

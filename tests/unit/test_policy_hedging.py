@@ -238,6 +238,19 @@ def test_the_winner_may_still_fail_in_mid_stream() -> None:
     run(main())
 
 
+def test_an_error_counts_both_attempts_where_nobody_retries() -> None:
+    """Found by the simulation: with retries switched off, the error of a hedged call spoke of one attempt."""
+
+    async def main() -> int:
+        stage = Stage((Lane(1.0, 1.0, ReplicaLost("cut")), Lane(5.0)))
+        error, _ = await answered(stage)
+        assert isinstance(error, ReplicaLost)
+        assert [number for number, _ in stage.begun] == [1, 2]
+        return error.attempts
+
+    assert run(main()) == 2
+
+
 def test_what_is_wrong_with_the_call_itself_ends_both_at_once() -> None:
     async def main() -> None:
         rejected = CallRejected("bad", status=400)
