@@ -6,7 +6,7 @@ from itertools import pairwise, zip_longest
 from typing import Any, ClassVar
 
 from policies.errors import AttemptError, CallRefused, PolicyError, ReplicaBusy
-from policies.events import AttemptEnded, AttemptStarted, Event
+from policies.events import AttemptEnded, AttemptStarted, Event, Hedged
 from tests.simulation.bottom import InFlight
 from tests.simulation.clients import Ask
 from tests.simulation.judging import Invariant
@@ -97,10 +97,13 @@ class AttemptsBounded(Invariant):
         super().__init__(*given)
         self._beaten: set[tuple[str, int]] = set()
         """Attempts that were cancelled: by the end of their call, or because a hedge was faster."""
+        self._hedges: set[tuple[str, int]] = set()
 
     def heard(self, at_s: float, event: Event) -> None:
         if isinstance(event, AttemptEnded) and event.outcome == "cancelled":
             self._beaten.add((event.request_id, event.attempt))
+        elif isinstance(event, Hedged):
+            self._hedges.add((event.request_id, event.attempt))
 
     def at_end(self) -> None:
         by_call: dict[str, list[InFlight]] = {}
@@ -114,15 +117,21 @@ class AttemptsBounded(Invariant):
             self._same_work_twice(name, attempts)
 
     def _too_many(self, name: str, attempts: list[InFlight]) -> None:
-        """Count attempts in a row that brought nothing that was kept, and continuations."""
+        """Count attempts in a row that brought nothing, and continuations; a hedged pair is one turn."""
         knobs = self.world.plan.knobs
         most = knobs.max_attempts if self.active("retry") or self.active("hedging") else 1
-        attempts = [one for one in attempts if (name, one.attempt.number) not in self._beaten]
+        turns: list[list[InFlight]] = []
+        for one in attempts:
+            if (name, one.attempt.number) in self._hedges:
+                turns[-1].append(one)
+            else:
+                turns.append([one])
         fruitless = resumes = 0
-        for one, following in zip_longest(attempts, attempts[1:]):
-            kept = following is not None and one.tokens > 0 and _start(following) > 0
-            fruitless = 0 if kept else fruitless + 1
-            resumes += _start(one) > 0
+        for turn, following in zip_longest(turns, turns[1:]):
+            kept = following is not None and _start(following[0]) > 0 and any(one.tokens for one in turn)
+            made = [one for one in turn if (name, one.attempt.number) not in self._beaten]
+            fruitless = 0 if kept else fruitless + len(made)
+            resumes += _start(turn[0]) > 0
             if fruitless > most:
                 self.broken(
                     f"{name} had {fruitless} attempts in a row that brought nothing, allowed are {most}"
