@@ -25,6 +25,6 @@ SLOW_TOOL = Experiment(
         Objective("e2e_p95", 1.5, relative_to_control=True, allowance_s=1.0),
     ),
     counted="hold_window",
-    minimum_counted=100,
+    minimum_counted=60,
     phases=Phases(warm_up_s=3.0, steady_s=5.0, hold_s=10.0, recovery_s=5.0),
 )
