@@ -1,8 +1,8 @@
 """A closed loop that keeps every slot full: so many callers, each of which sends its next call when one has ended.
 
-What is measured lies in a window in which all of them have a call open: from when the last caller has ended its
-first call, to when the first caller finds no further one. Outside of it the slots are not full, and throughput would
-be one of ramps.
+What is measured lies in a window in which all of them have a call open: from when as many calls have ended as there are
+callers, to when the first caller finds no further one. Before it the batches run in lockstep, because all began at
+once, and after it the slots are no longer full.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -62,8 +62,24 @@ class Route:
         return self.urls[(call if self.in_turn else caller) % len(self.urls)]
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Seconds of CPU time of the whole machine: all there was, and what nobody used."""
+
+    all_s: float
+    idle_s: float
+
+    @classmethod
+    def now(cls) -> Machine:
+        times = psutil.cpu_times()
+        return cls(sum(times[:8]), times.idle + times.iowait)  # the rest counts guests a second time
+
+    def since(self, before: Machine) -> Machine:
+        return Machine(self.all_s - before.all_s, self.idle_s - before.idle_s)
+
+
 class _Window:
-    """When the slots were full, and what the CPU clock said at both ends."""
+    """When the slots were full, and what the CPU clocks said at both ends."""
 
     def __init__(self, callers: int, cpu: Callable[[], float] | None) -> None:
         self._warming = callers
@@ -71,15 +87,17 @@ class _Window:
         self.begin_at: float | None = None
         self.end_at: float | None = None
         self._cpu_s = 0.0
+        self._machine = Machine.now()
 
-    def warmed(self) -> None:
+    def ended(self) -> None:
         self._warming -= 1
         if not self._warming and self.end_at is None:
-            self.begin_at, self._cpu_s = time.time(), self._read()
+            self.begin_at, self._cpu_s, self._machine = time.time(), self._read(), Machine.now()
 
     def ran_out(self) -> None:
         if self.end_at is None:
             self.end_at, self._cpu_s = time.time(), self._read() - self._cpu_s
+            self._machine = Machine.now().since(self._machine)
 
     def _read(self) -> float:
         return 0.0 if self._cpu is None else self._cpu()
@@ -87,6 +105,10 @@ class _Window:
     @property
     def cpu_s(self) -> float | None:
         return None if self._cpu is None else self._cpu_s
+
+    @property
+    def idle(self) -> float:
+        return self._machine.idle_s / self._machine.all_s if self._machine.all_s else 0.0
 
 
 async def measure(
@@ -109,16 +131,13 @@ async def measure(
         }
 
         async def caller(own: int) -> None:
-            first = True
             for number, asked in left:
                 client = clients[route.url(own, number)]
                 sent_at = time.time()
                 records.append(
                     await client.call(asked, arm, number, 0.0, sent_at, f"bench-{arm}-{number:05d}")
                 )
-                if first:
-                    window.warmed()
-                    first = False
+                window.ended()
             window.ran_out()
 
         async with asyncio.TaskGroup() as group:
@@ -126,7 +145,8 @@ async def measure(
                 group.create_task(caller(own))
     if window.begin_at is None or window.end_at is None:
         raise NothingMeasuredError(f"{arm}: {len(calls)} calls are too few to keep {callers} callers at work")
-    return sample(arm, records, window.begin_at, window.end_at, window.cpu_s)
+    found = sample(arm, records, window.begin_at, window.end_at, window.cpu_s)
+    return replace(found, idle=window.idle)
 
 
 def sample(

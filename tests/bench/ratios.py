@@ -30,11 +30,14 @@ class Sample:
     """Calls that failed, were refused or got less than they asked for, in the whole round."""
     cpu_s: float | None = None
     """CPU time in the window of what stands between client and replicas; None where nothing does."""
+    idle: float | None = None
+    """Share of the machine's CPU time in the window that nobody used."""
 
     def __str__(self) -> str:
         return (
             f"{self.arm:<12} {self.tokens_per_s:7.1f} tokens/s in {self.window_s:.1f} s, "
             f"TTFT p50 {1e3 * self.ttft_p50_s:.1f} ms"
+            + ("" if self.idle is None else f", machine {100 * self.idle:.0f} % idle")
         )
 
     @property
@@ -117,7 +120,7 @@ def table(samples: Sequence[Sample], base: str) -> list[str]:
     """Return one line an arm: medians over the rounds, and beside them the median ratio to ``base``."""
     lines = [
         f"{'arm':<12} {'tokens/s':>9} {'of ' + base:>10} {'TTFT p50':>9} {'of ' + base:>10} "
-        f"{'CPU/token':>10} {'CPU/call':>10} {'not whole':>10}"
+        f"{'CPU/token':>10} {'CPU/call':>10} {'not whole':>10} {'idle':>5}"
     ]
     for arm in dict.fromkeys(sample.arm for sample in samples):
         own = of_arm(samples, arm)
@@ -127,7 +130,7 @@ def table(samples: Sequence[Sample], base: str) -> list[str]:
             f"{arm:<12} {speed:>9.1f} {_of(samples, lambda one: one.tokens_per_s, arm, base):>10} "
             f"{1e3 * first:>6.1f} ms {_of(samples, lambda one: one.ttft_p50_s, arm, base):>10} "
             f"{_us(own, lambda one: one.cpu_us_per_token):>10} {_us(own, lambda one: one.cpu_us_per_call):>10} "
-            f"{sum(one.unwhole for one in own):>10}"
+            f"{sum(one.unwhole for one in own):>10} {_share(own, lambda one: one.idle):>5}"
         )
     return lines
 
@@ -135,6 +138,11 @@ def table(samples: Sequence[Sample], base: str) -> list[str]:
 def _of(samples: Sequence[Sample], figure: Figure, arm: str, base: str) -> str:
     each = ratios(samples, figure, arm, base)
     return f"{statistics.median(each):.3f}" if each else ABSENT
+
+
+def _share(samples: Sequence[Sample], figure: Figure) -> str:
+    each = [value for value in map(figure, samples) if value is not None]
+    return f"{100 * statistics.median(each):.0f} %" if each else ABSENT
 
 
 def _us(samples: Sequence[Sample], figure: Figure) -> str:

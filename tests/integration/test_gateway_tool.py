@@ -119,7 +119,9 @@ async def test_the_deadline_of_the_call_bounds_the_tool_phase_too(made: Rig, too
 
 
 async def test_a_call_that_failed_after_its_tool_acted_is_not_to_be_repeated_blindly(made: Rig) -> None:
-    made.gateway.change_profile("naive")  # where the gateway retries, it tells every client to leave that to it
+    made.gateway.change_profile(
+        "naive"
+    )  # where the gateway retries, it tells every client to leave that to it
     made.replicas[0].behaviour = Behaviour(status=500)
     status, headers, _ = await ask(made, {"method": "submit_transfer", "params": {"amount": "1"}})
     assert status == 502

@@ -88,6 +88,8 @@ async def test_the_loop_keeps_every_caller_at_work_until_the_calls_are_gone() ->
     assert len(replica.seen) == 14
     assert found.unwhole == 0
     assert found.cpu_s == 0.5
+    assert found.idle is not None
+    assert 0 <= found.idle <= 1
     assert 0 < found.tokens < sum(one.max_tokens for one in calls)
 
 

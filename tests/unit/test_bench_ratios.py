@@ -57,7 +57,23 @@ def test_arms_that_did_not_run_equally_often_are_refused() -> None:
 
 
 def test_the_table_has_a_line_an_arm_with_its_ratio_and_what_its_process_took() -> None:
-    head, direct, ours = table([sample("direct", 1000), sample("ours", 900, 0.12, cpu_s=0.09)], "direct")
+    head, direct, ours = table(
+        [sample("direct", 1000), sample("ours", 900, 0.12, cpu_s=0.09, idle=0.25)], "direct"
+    )
     assert head.split()[0] == "arm"
-    assert direct.split() == ["direct", "100.0", "1.000", "100.0", "ms", "1.000", "-", "-", "0"]
-    assert ours.split() == ["ours", "90.0", "0.900", "120.0", "ms", "1.200", "100", "us", "1800", "us", "0"]
+    assert direct.split() == ["direct", "100.0", "1.000", "100.0", "ms", "1.000", "-", "-", "0", "-"]
+    assert ours.split() == [
+        "ours",
+        "90.0",
+        "0.900",
+        "120.0",
+        "ms",
+        "1.200",
+        "100",
+        "us",
+        "1800",
+        "us",
+        "0",
+        "25",
+        "%",
+    ]
