@@ -150,7 +150,7 @@ async def test_a_client_that_does_not_read_holds_its_replica_back_and_is_not_tak
 
 
 async def test_a_storm_of_leaving_clients_leaves_nothing_behind(made: Rig) -> None:
-    """Whatever the stage at which each of them leaves (policies.md, fault 10)."""
+    """Whatever the stage at which each of them leaves (fault 10 of docs/faults.md)."""
     for replica in made.replicas:
         replica.behaviour = Behaviour(token_interval_s=0.002)
 

@@ -1,6 +1,9 @@
 """Everything that a seed decides, drawn before anything runs: what happens never depends on what happened.
 
 So two runs of a seed differ only where the product differs, and a plan can be printed before its run.
+
+The fault ``straggle`` is the duplicate: an attempt that was given up goes on beside its successor, holding its slot and
+sending tokens, until its replica notices.
 """
 
 from __future__ import annotations

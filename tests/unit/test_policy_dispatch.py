@@ -380,7 +380,7 @@ def test_ejected_replicas_are_not_predicted_with() -> None:
 
 
 def test_a_burst_is_counted_call_by_call_before_any_of_it_is_answered() -> None:
-    """Parallel calls that all look before any is booked would all be let in (policies.md, fault 7)."""
+    """Parallel calls that all look before any is booked would all be let in (fault 7 of docs/faults.md)."""
 
     async def hang(_: Call) -> None:
         await asyncio.sleep(1000)

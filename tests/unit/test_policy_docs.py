@@ -20,6 +20,7 @@ HEADINGS = (
     "## What it protects from",
     "## How it works",
     "## Knobs",
+    "## Numbers",
     "## When not to use it",
     "## Example",
 )
