@@ -268,8 +268,9 @@ class Admission:
     def _next_of(self, in_turn: Iterable[_Waiting], now: float) -> _Waiting | None:
         """Return the first that may be let in.
 
-        One for which there is no room may be passed by more important ones, and one that waits for room in the
-        cache by all that need less of it; but not once it has waited for so long that it has aged.
+        One for which there is no room may be passed by more important ones, however long it has waited; its like and
+        what matters less wait behind it, so that room comes. Only one that waits for room in the cache, and has not
+        waited for so long that it has aged, may be passed by all that need less of it.
         """
         shares, live = self._shares, self._live()
         if shares.total == 0 or live == 0:
@@ -284,15 +285,11 @@ class Admission:
             sequences = waiting.work.sequences
             patient = now - waiting.since < self._settings.queue.age_s
             if sequences > free:
-                if not patient:
-                    return None
                 below = waiting.priority
             elif waiting.large and not self._fits_among_large(waiting, live):
                 continue  # waits for others of its kind only: nobody else has to make room for it
             elif not self._fits_cache(waiting, live):
-                if not patient:
-                    return None
-                below = below if waiting.large else waiting.priority
+                below = below if waiting.large and patient else waiting.priority
             elif sequences > free - shares.kept_from(waiting.priority, shares.total + free, now):
                 below = waiting.priority
             else:

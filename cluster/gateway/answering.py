@@ -131,7 +131,8 @@ class Answering:
         answer = to_http(error, started=self._exchange.started)
         if self._acted() and (answer.status >= 500 or answer.status == 429):
             answer.headers[public.HEADER_SHOULD_RETRY] = "false"
-        await self._exchange.fail(answer)
+        note = None if self._call is None else note_of(self._call.delivery)
+        await self._exchange.fail(answer, note)
 
     async def _count(self, body: dict[str, Any]) -> list[Count]:
         """Return the length of each prompt.

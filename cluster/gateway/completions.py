@@ -39,9 +39,10 @@ class Completions:
         pipeline = gateway.pipeline
         exchange = Exchange(scope, receive, send)
         exchange.headers[public.HEADER_PROFILE] = pipeline.profile
+        arrived_at = gateway.clock.now()  # before the body, which may take its time
         try:
             raw = await exchange.read_body(gateway.settings.max_body_bytes)
-            wanted = self._check(scope, raw, pipeline)
+            wanted = self._check(scope, raw, pipeline, arrived_at)
         except ClientLeft:
             gateway.sink.emit(CallEnded(exchange.request_id, "cancelled"))
             return
@@ -51,7 +52,7 @@ class Completions:
             return
         await exchange.while_connected(self._serve(exchange, pipeline, wanted))
 
-    def _check(self, scope: Scope, raw: bytes, pipeline: Pipeline[Answer]) -> Wanted:
+    def _check(self, scope: Scope, raw: bytes, pipeline: Pipeline[Answer], arrived_at: float) -> Wanted:
         kind = (header(scope, "content-type") or "application/json").split(";")[0].strip().lower()
         if kind != "application/json":
             raise InvalidRequest(
@@ -62,15 +63,15 @@ class Completions:
         body = parse_json(raw)
         request = validate(self._api, body)
         generation.check_model_name(request.model, self._gateway.context)
-        deadline = self._deadline(scope, pipeline)
+        deadline = self._deadline(scope, pipeline, arrived_at)
         return Wanted(request, body, deadline, len(raw), standing_of(scope))
 
-    def _deadline(self, scope: Scope, pipeline: Pipeline[Answer]) -> Deadline:
+    def _deadline(self, scope: Scope, pipeline: Pipeline[Answer], arrived_at: float) -> Deadline:
         clock = self._gateway.clock
         given = header(scope, public.HEADER_DEADLINE)
         if given is None:
             default_s = pipeline.default_deadline_s
-            return Deadline.never(clock) if default_s is None else Deadline.after(default_s, clock)
+            return Deadline.never(clock) if default_s is None else Deadline(arrived_at + default_s, clock)
         try:
             seconds = float(given)
         except ValueError:
@@ -81,7 +82,7 @@ class Completions:
                 param=public.HEADER_DEADLINE,
                 code="invalid_value",
             )
-        return Deadline.after(seconds, clock)
+        return Deadline(arrived_at + seconds, clock)
 
     async def _serve(self, exchange: Exchange, pipeline: Pipeline[Answer], wanted: Wanted) -> None:
         gateway = self._gateway

@@ -50,9 +50,11 @@ class HttpError:
     headers: dict[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
 
-    def event(self) -> bytes:
-        """Return it as the last event of a stream that has begun."""
-        return b"data: " + self.body + b"\n\n"
+    def event(self, note: dict[str, Any] | None = None) -> bytes:
+        """Return it as the last event of a stream that has begun; ``note`` is its extension field ``brownout``."""
+        if not note:
+            return b"data: " + self.body + b"\n\n"
+        return b"data: " + json.dumps({**json.loads(self.body), "brownout": note}).encode() + b"\n\n"
 
 
 def shape(message: str, type_: str, *, param: str | None = None, code: str | None = None) -> bytes:

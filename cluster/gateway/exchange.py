@@ -124,10 +124,10 @@ class Exchange:
         await self._start(status, head)
         await self.end(body)
 
-    async def fail(self, error: HttpError) -> None:
-        """Send an error: as a whole answer, or as the last event of a stream that has begun."""
+    async def fail(self, error: HttpError, note: dict[str, Any] | None = None) -> None:
+        """Send an error: as a whole answer, or with the ``note`` as the last event of a stream that has begun."""
         if self.started:
-            await self.end(error.event())
+            await self.end(error.event(note))
         else:
             self.headers.update(error.headers)
             await self.json(error.status, error.body, error.content_type)

@@ -50,6 +50,7 @@ OVERRIDES: Final = (
     "max_resumes",
 )
 """Settings that a change of profile may carry with it."""
+_TYPICAL_PROMPT: Final = 100
 _LEAST_HEADROOM: Final = -10.0
 """The gauge's floor: minus infinity (load but no replica) cannot be written as JSON."""
 
@@ -169,6 +170,17 @@ class Gateway:
             "1 - offered work / service capacity of the live replicas.",
             lambda: max(_LEAST_HEADROOM, self.rates.headroom(self.live_replicas())),
         )
+        gauge(public.METRIC_OFFERED, "Replica-seconds of work that arrive per second.", self.rates.offered)
+        gauge(
+            public.METRIC_CAPACITY,
+            "Replica-seconds per second that the replicas in rotation can do.",
+            lambda: self.rates.capacity(self.live_replicas()),
+        )
+        gauge(
+            public.METRIC_PREDICTED_TTFT,
+            f"Predicted time to first token of a call of {_TYPICAL_PROMPT} prompt tokens that arrived now.",
+            self.predicted_ttft_s,
+        )
         gauge(public.METRIC_LIVE_REPLICAS, "Replicas in rotation.", self.live_replicas)
         add_admission_gauges(self.metrics, lambda: self.pipeline.admission)
         gauge(public.METRIC_LADDER_LEVEL, "Rungs that the ladder is down.", self.ladder_level)
@@ -176,6 +188,15 @@ class Gateway:
     def ladder_level(self) -> int:
         """Return how many rungs the ladder is down; 0 is full service."""
         return 0 if self.pipeline.ladder is None else self.pipeline.ladder.level
+
+    def predicted_ttft_s(self) -> float:
+        """Return the prediction for a call of usual length, behind what waits for a permit; 0 without replicas."""
+        replicas, admission = self.pipeline.rotation(), self.pipeline.admission
+        if not replicas:
+            return 0.0
+        best_s = min(self.rates.predicted_ttft_s(self.ledger.at(one), _TYPICAL_PROMPT) for one in replicas)
+        queued_s = 0.0 if admission is None else self.rates.backlog_s(admission.backlog()) / len(replicas)
+        return best_s + queued_s
 
     def live_replicas(self) -> int:
         """Return the number of replicas in rotation."""

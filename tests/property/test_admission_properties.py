@@ -77,12 +77,14 @@ class Watch:
         self.admission: Admission | None = None
         self.limit, self.live = 4.0, 2
         self.running_sequences = 0
+        self.sequences: dict[str, int] = {}
+        """Of each call, by its id."""
 
     def emit(self, event: Event) -> None:
         if not isinstance(event, Admitted) or self.live == 0:
             return
         assert self.admission is not None
-        others = self.admission.in_use() - self.admission.in_use(Priority.of(event.priority))
+        others = self.admission.in_use() - self.sequences[event.request_id]
         assert self.admission.in_use() <= self.limit or others == 0
 
 
@@ -110,6 +112,7 @@ def test_permits_never_leak_however_calls_end(
                 finally:
                     watch.running_sequences -= own.work.sequences
 
+            watch.sequences[str(number)] = plan.work.sequences
             await asyncio.sleep(plan.at_s)
             own = call(
                 str(number),

@@ -52,10 +52,9 @@ def test_the_level_moves_one_down_at_a_time_and_up_no_faster_than_the_dwell(
 
 
 @given(steps, st.floats(0, 2))
-def test_more_pressure_never_means_a_better_level(
+def test_in_calm_it_comes_back_to_full_service_whatever_went_before(
     given_steps: list[tuple[float, float]], more: float
 ) -> None:
-    """Monotone: the same history with more pressure in each step ends no higher."""
     clock = FixedClock()
     one, other = Ladder(clock, SETTINGS), Ladder(clock, SETTINGS)
     for pause_s, pressure in given_steps:

@@ -532,6 +532,23 @@ def test_what_is_larger_than_everything_is_let_in_when_nothing_else_is_in_flight
     run(main())
 
 
+def test_a_wide_call_that_has_aged_makes_nobody_wait_who_matters_more() -> None:
+    async def main() -> None:
+        gate = Gate(4, settings(queue=QueueSettings(age_s=1)), 60.0)
+        held = [gate.send(f"h{n}", 4) for n in range(2)]
+        await settle()
+        wide = gate.send("wide", 1, priority=S, work=Work(10, 10, sequences=3))
+        narrow = gate.send("narrow", 1, priority=S)
+        await asyncio.sleep(2.5)
+        assert gate.begun == ["h0", "h1"], "its like waits behind it, so that room for it comes"
+        await gate.send("critical", 0.1, priority=CP)
+        assert now() == pytest.approx(2.6)
+        await asyncio.gather(*held, wide, narrow)
+        assert gate.begun[3:] == ["wide", "narrow"]
+
+    run(main())
+
+
 def test_large_calls_keep_to_their_part_of_the_caches_and_hold_up_nobody_else() -> None:
     async def main() -> None:
         gate = Gate(30, settings(most_active_tokens=2000, queue=QueueSettings(age_s=1)), 60.0, live=lambda: 3)
