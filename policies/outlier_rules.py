@@ -80,6 +80,11 @@ class Latenesses:
         self._samples.append((now, lateness))
         self._middle = None
 
+    @property
+    def latest(self) -> Lateness | None:
+        """The one that came last; None before there is any."""
+        return self._samples[-1][1] if self._samples else None
+
     def middle(self, now: float, *, least: int) -> Lateness | None:
         """Return the median; None with fewer than ``least`` samples."""
         samples = self._samples
@@ -100,6 +105,9 @@ class LatencyRule:
     A first token is held against what its prompt, and the prompts before it, should take. The median of the last
     ``most_samples`` of ``window_s`` seconds is compared with the median of the others' medians, each of
     ``least_samples`` or more. The fewer samples, the sooner a change is seen and the more often by chance.
+
+    The last one must be late too. After a burst that made all of them late, whoever has had fewer calls since still has
+    a bad median when the others' is good again: it would be ejected for what is over, on the news that it is well.
     """
 
     factor: float = 2.0
@@ -122,6 +130,8 @@ class LatencyRule:
         middle = own.middle(now, least=self.least_samples)
         usual = None if middle is None else self.usual(others, now)
         if middle is None or usual is None or not self.is_late(middle, usual):
+            return None
+        if own.latest is not None and not self.is_late(own.latest, usual):
             return None
         return f"latency: first tokens come {middle.excess_s - usual.excess_s:.2f} s later than elsewhere"
 

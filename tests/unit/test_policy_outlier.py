@@ -417,6 +417,19 @@ def test_a_few_late_ones_say_nothing() -> None:
     assert bench.sink.of(Ejected) == []
 
 
+def test_after_a_burst_that_made_all_late_the_replica_with_fewer_calls_since_is_not_ejected_for_it() -> None:
+    """The others' late ones are pushed out by good ones before its own are: its median is bad, but it is well."""
+    bench = Bench()
+    for replica in bench.replicas:
+        for _ in range(7):
+            answer(bench, attempt_on(bench, replica), 0.8)
+    for replica in (*bench.replicas[1:] * 7, *bench.replicas[:1] * 2):
+        answer(bench, attempt_on(bench, replica), 0.15)
+    assert bench.rotation() == ["r0", "r1", "r2"]
+    answer(bench, attempt_on(bench, bench.replicas[0]), 0.8)
+    assert bench.rotation() == ["r1", "r2"]
+
+
 def test_a_lone_replica_is_slow_by_nobodys_measure() -> None:
     bench = Bench(1)
     load(bench, 20, {"r0": 5.0})
