@@ -28,16 +28,24 @@ __all__ = ["OutlierDetection", "OutlierSettings"]
 class _Record:
     """What was seen of one replica lately."""
 
-    __slots__ = ("errors", "in_flight", "latenesses", "outcomes", "token_at")
+    __slots__ = ("errors", "latenesses", "outcomes")
 
     def __init__(self, settings: OutlierSettings) -> None:
         success, latency = settings.success, settings.latency
         self.errors = 0
-        self.in_flight: dict[ObservedAttempt, None] = {}
-        self.token_at = float("-inf")
-        """When the last token came in an attempt that is over."""
         self.outcomes = OutcomeWindow(most=success.most_attempts, age_s=success.window_s)
         self.latenesses = Latenesses(age_s=latency.window_s, most=latency.most_samples)
+
+
+class _Traffic:
+    """The attempts that a replica has in flight; kept while there are any."""
+
+    __slots__ = ("attempts", "token_at")
+
+    def __init__(self) -> None:
+        self.attempts: dict[ObservedAttempt, None] = {}
+        self.token_at = float("-inf")
+        """When the last token came in an attempt that is over."""
 
 
 def _nothing(_: Replica) -> None:
@@ -66,6 +74,7 @@ class OutlierDetection(AttemptObserver):
         self._settings = settings or OutlierSettings()
         self._known = fleet.replicas
         self._records: dict[Replica, _Record] = {}
+        self._traffic: dict[Replica, _Traffic] = {}
         self._standings = Standings(
             fleet,
             self._settings,
@@ -94,9 +103,7 @@ class OutlierDetection(AttemptObserver):
 
     def started(self, attempt: ObservedAttempt) -> None:
         """Count it among the probes, if its replica is on trial."""
-        record = self._record_of(attempt.replica)
-        if record is not None:
-            record.in_flight[attempt] = None
+        self._traffic.setdefault(attempt.replica, _Traffic()).attempts[attempt] = None
         trial = self._standings.trial(attempt.replica)
         if trial is not None:
             trial.sent(attempt)
@@ -180,18 +187,21 @@ class OutlierDetection(AttemptObserver):
 
     def _is_busy(self, attempt: ObservedAttempt) -> bool:
         """Take the attempt out of those in flight; tell whether its replica was busy rather than silent meanwhile."""
-        record = self._record_of(attempt.replica)
-        if record is None:
-            return False
-        record.in_flight.pop(attempt, None)
-        if attempt.tokens:
-            record.token_at = max(record.token_at, attempt.progress.last_at)
-        behind_others = attempt.progress.reached is Reached.HEADERS and attempt.expected_ttft_s is None
         since = attempt.started_at
-        alive = record.token_at > since or any(
-            one.tokens and one.progress.last_at > since for one in record.in_flight
+        alive = attempt.progress.reached is Reached.HEADERS and attempt.expected_ttft_s is None
+        traffic = self._traffic.get(attempt.replica)
+        if traffic is None:
+            return alive
+        traffic.attempts.pop(attempt, None)
+        if attempt.tokens:
+            traffic.token_at = max(traffic.token_at, attempt.progress.last_at)
+        if not traffic.attempts:
+            del self._traffic[attempt.replica]
+        return (
+            alive
+            or traffic.token_at > since
+            or any(one.tokens and one.progress.last_at > since for one in traffic.attempts)
         )
-        return behind_others or alive
 
     def _probed(self, replica: Replica, *, late: bool) -> None:
         trial = self._standings.trial(replica)
