@@ -81,15 +81,18 @@ async def process(*arguments: str, **environment: str) -> AsyncIterator[asyncio.
 
 
 @contextlib.asynccontextmanager
-async def on_fakes(session: aiohttp.ClientSession, token_interval_s: float = 0.01) -> AsyncIterator[Stand]:
-    """Start three fake replicas and a gateway before them, each in a process of its own."""
+async def on_fakes(
+    session: aiohttp.ClientSession, token_interval_s: float = 0.01, slots: int = 0
+) -> AsyncIterator[Stand]:
+    """Start three fake replicas in a process, with or without a bound on their slots, and a gateway in another."""
     links, gateway, admin = free_port(), free_port(), free_port()
     environment = {
         "BROWNOUT_PORT_LINKS": str(links),
         "BROWNOUT_PORT_GATEWAY": str(gateway),
         "BROWNOUT_PORT_GATEWAY_ADMIN": str(admin),
     }
-    fakes = ("tests.fakes.stand", "--links-port", str(links), "--token-interval-s", f"{token_interval_s:g}")
+    told = ("--token-interval-s", f"{token_interval_s:g}", "--slots", str(slots))
+    fakes = ("tests.fakes.stand", "--links-port", str(links), *told)
     admin_url = f"http://127.0.0.1:{admin}"
     async with process(*fakes), process("cluster.gateway", **environment) as child:
         if not await until(partial(_ready, session, admin_url), READY_BOUND_S, 0.05):
@@ -100,8 +103,8 @@ async def on_fakes(session: aiohttp.ClientSession, token_interval_s: float = 0.0
             gateway_pid=child.pid,
             replicas=await _replicas(session, f"http://127.0.0.1:{links}"),
             model=MODEL_NAME,
-            slots=8,
-            pace=f"fakes, a token every {token_interval_s:g} s",
+            slots=slots or 8,
+            pace=f"fakes, a step of {token_interval_s:g} s",
         )
 
 

@@ -108,7 +108,7 @@ async def run(options: argparse.Namespace) -> int:
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         stand = await stack.enter_async_context(
-            on_fakes(session, 0.03) if options.fakes else on_cluster(session)
+            on_fakes(session, 0.04, slots=8) if options.fakes else on_cluster(session)
         )
         arms = own_arms(stand)
         if not options.without_peers:
@@ -173,7 +173,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a goal is missed")
     parser.add_argument(
-        "--fakes", action="store_true", help="fake replicas: quick, but their slots are never full"
+        "--fakes",
+        action="store_true",
+        help="fake replicas with slots and paced steps: no engine that takes CPU time from the rest",
     )
     parser.add_argument("--without-peers", action="store_true", help="leave other gateways out")
     parser.add_argument(

@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from cluster.public import SMALL_PATH
+from tests.fakes.paced_steps import PacedSteps, Seat
 from tests.fakes.toy_model import CONTEXT, answer_plan, output_tokens
 
 MODEL = "brownout-tiny"
@@ -56,6 +57,8 @@ class Behaviour:
     """After ``error_after`` tokens an error with this code comes instead of the rest."""
     error_after: int = 0
     token_interval_s: float = 0.0
+    steps: PacedSteps | None = None
+    """Tokens come when this gives them: the slots can be full then."""
     split: int | None = None
     """Send the stream in pieces of that many bytes, wherever they break."""
 
@@ -145,7 +148,8 @@ class FakeReplica:
         self.seen.append(seen)
         await self._count(1)
         try:
-            return await self._answer(request, body, how, seen, chat)
+            with _seat(how, body) as seat:
+                return await self._answer(request, body, how, seen, chat, seat)
         except asyncio.CancelledError:
             seen.left_early = True
             raise
@@ -153,7 +157,13 @@ class FakeReplica:
             await self._count(-1)
 
     async def _answer(
-        self, request: web.Request, body: dict[str, Any], how: Behaviour, seen: Seen, chat: bool
+        self,
+        request: web.Request,
+        body: dict[str, Any],
+        how: Behaviour,
+        seen: Seen,
+        chat: bool,
+        seat: Seat | None,
     ) -> web.StreamResponse:
         if how.headers_gate is not None:
             await how.headers_gate.wait()
@@ -184,6 +194,8 @@ class FakeReplica:
                     await how.token_gate.wait()
                 if how.token_interval_s and number:
                     await asyncio.sleep(how.token_interval_s)
+                if seat is not None:
+                    await seat.token()
                 seen.sent_tokens += 1
                 await self._notify()
             elif how.cut_before == "usage" and event.get("usage") and not event["choices"]:
@@ -308,6 +320,16 @@ def _encoded(event: dict[str, Any]) -> bytes:
 
 def _usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
+def _seat(how: Behaviour, body: dict[str, Any]) -> contextlib.AbstractContextManager[Seat | None]:
+    if how.steps is None:
+        return contextlib.nullcontext()
+    said = "messages" in body and " ".join(str(one.get("content") or "") for one in body["messages"])
+    prefill = len(
+        str(said or body.get("prompt")).split()
+    )  # a word is about a token, for the model that is stood in for
+    return how.steps.seat(prefill, output_tokens(body))
 
 
 def refusal(body: dict[str, Any], *, chat: bool) -> str:
