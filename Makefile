@@ -41,6 +41,7 @@ bench: $(STAMP) ## what policies, gateway and link proxy cost, and what full rep
 	$(BIN)/python -m tests.bench.policy_cost
 	$(BIN)/python -m tests.bench.gateway_cost --rounds 2
 	$(BIN)/python -m tests.bench.linkproxy_cost
+	$(BIN)/python -m tests.bench.throughput --fakes --calls-per-caller 5 --without-peers
 	$(BIN)/python -m tests.bench.throughput
 
 bench-peers: $(STAMP) ## install other gateways (where they can be had) and measure full replicas through them too
