@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -71,9 +73,24 @@ def run_experiment(
     shown = progress or LineProgress()
     for number in range(1, repeats + 2):
         folder = out if out is None or number == 1 else out.with_name(f"{out.name}-{number}")
-        history = asyncio.run(conduct(replace(request, folder=folder), place, shown))
+        with _light_heap():
+            history = asyncio.run(conduct(replace(request, folder=folder), place, shown))
         verdict = report.write(history, history.parent)
         if verdict.status != "inconclusive" or number > repeats:
             break
         shown.say(f"inconclusive, so once more: {'; '.join(check.summary for check in verdict.deciding)}")
     return verdict
+
+
+@contextlib.contextmanager
+def _light_heap() -> Iterator[None]:
+    """Leave what the process has piled up so far out of garbage collection for the block.
+
+    After some thousand tests a full collection stops the process for half a second, and calls leave that much late.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
