@@ -30,14 +30,14 @@ LONG_CONTEXT = Experiment(
                 surge_share=1.0,
                 priority="sheddable",
                 tenant="documents",
-                # Five of them leave a cache of 12,288 tokens (96 blocks) as good as full, and each grows by two blocks.
-                prompt_tokens=(2200, 2400),
+                # Six of them are more than a cache of 12,288 tokens holds, and each grows by two blocks.
+                prompt_tokens=(1800, 2000),
                 output_tokens=(200, 260),
                 client_deadline_s=15.0,
             ),
         ),
     ),
-    faults=(FaultPlan("burst", "client", settings={"times": 1.6}),),
+    faults=(FaultPlan("burst", "client", settings={"times": 1.45}),),
     objectives=(
         Objective("success_rate", 0.99, call_class="short"),
         # The allowance is one prefill of a long prompt, for which a short call may come to wait.

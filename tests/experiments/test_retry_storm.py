@@ -9,6 +9,6 @@ from chaos.testing import run_experiment
 @pytest.mark.cluster
 def test_the_service_is_back_soon_after_the_trigger(seed, tmp_path):
     verdict = run_experiment(
-        "retry_storm", on="local", seed=seed, out=tmp_path / "run", repeats=1, share_capacity=True
+        "retry_storm", on="local", seed=seed, out=tmp_path / "run", repeats=2, share_capacity=True
     )
     assert verdict.status == "pass", verdict.deciding

@@ -9,6 +9,6 @@ from chaos.testing import run_experiment
 @pytest.mark.cluster
 def test_a_slow_link_is_soon_left_alone(seed, tmp_path):
     verdict = run_experiment(
-        "slow_replica", on="local", seed=seed, out=tmp_path / "run", repeats=1, share_capacity=True
+        "slow_replica", on="local", seed=seed, out=tmp_path / "run", repeats=2, share_capacity=True
     )
     assert verdict.status == "pass", verdict.deciding
