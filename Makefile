@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 1
 
-.PHONY: help install demo test test-unit check format bench bench-peers pins clean
+.PHONY: help install demo test test-unit test-seeds check format bench bench-peers pins clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -25,6 +25,9 @@ test: $(STAMP) ## every test that this machine can run; real vLLM included
 
 test-unit: $(STAMP) ## the quick tests: no cluster, no container engine
 	$(BIN)/python -m pytest tests -m "not cluster and not docker"
+
+test-seeds: $(STAMP) ## every scenario with three seeds on the local cluster; about half an hour
+	BROWNOUT_SEEDS=3 $(BIN)/python -m pytest tests/experiments -m cluster
 
 check: $(STAMP) ## format, lint, strict types, import contracts, docs
 	$(BIN)/ruff format --check .

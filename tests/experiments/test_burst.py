@@ -5,7 +5,6 @@ import pytest
 from chaos.testing import run_experiment
 
 
-@pytest.mark.parametrize("seed", [7, 11, 23])
 @pytest.mark.cluster
 def test_a_burst_does_not_reach_critical_calls(seed, tmp_path):
     verdict = run_experiment(

@@ -5,7 +5,6 @@ import pytest
 from chaos.testing import run_experiment
 
 
-@pytest.mark.parametrize("seed", [7, 11, 23])
 @pytest.mark.cluster
 def test_the_service_is_back_soon_after_the_trigger(seed, tmp_path):
     verdict = run_experiment(

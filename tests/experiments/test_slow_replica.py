@@ -5,7 +5,6 @@ import pytest
 from chaos.testing import run_experiment
 
 
-@pytest.mark.parametrize("seed", [7, 11, 23])
 @pytest.mark.cluster
 def test_a_slow_link_is_soon_left_alone(seed, tmp_path):
     verdict = run_experiment(

@@ -5,7 +5,6 @@ import pytest
 from chaos.testing import run_experiment
 
 
-@pytest.mark.parametrize("seed", [7, 11, 23])
 @pytest.mark.cluster
 def test_the_loss_of_a_worker_costs_no_call(seed, tmp_path):
     verdict = run_experiment(
