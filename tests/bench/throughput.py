@@ -196,6 +196,8 @@ def main() -> int:
         return COULD_NOT
     except asyncio.CancelledError:
         return 143
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":
