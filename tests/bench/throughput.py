@@ -171,7 +171,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up")
     parser.add_argument(
-        "--calls-per-caller", type=int, default=7, help="calls of a caller in a round (at least 3)"
+        "--calls-per-caller", type=int, default=6, help="calls of a caller in a round (at least 3)"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a goal is missed")
