@@ -23,6 +23,7 @@ from policies.errors import CallRefused, QueueFull, QuotaExceeded, WaitedTooLong
 from policies.events import Admitted, EventSink, NullSink, Refused
 from policies.fair_lane import Waiter
 from policies.fair_queue import FairQueue, QueueSettings
+from policies.growth import come_back_s
 from policies.limits import Outcome
 from policies.priority import Priority
 from policies.replica_limits import outcome_of
@@ -239,7 +240,7 @@ class Admission:
 
     def _refusal(self, waiting: _Waiting, kind: type[CallRefused], why: str) -> CallRefused:
         drain_s = max(1.0, self._drain_s(self._queue.backlog()))
-        retry_after_s = min(self._settings.most_retry_after_s, drain_s * self._rng.uniform(1.0, 1.5))
+        retry_after_s = come_back_s(drain_s, self._rng, most_s=self._settings.most_retry_after_s)
         self._sink.emit(Refused(waiting.request_id, kind.reason))
         return kind(why, retry_after_s=retry_after_s)
 

@@ -29,6 +29,7 @@ from policies.errors import (
     ToolRejected,
 )
 from policies.events import BreakerChanged, EventSink, NullSink
+from policies.growth import doubled_s, spread_s
 from policies.leases import Lease, Leases
 from policies.window import OutcomeWindow
 
@@ -241,15 +242,12 @@ class Breaker:
             self._open(f"{window.slow} of {len(window)} calls were slow")
 
     def _open(self, reason: str) -> None:
-        settings = self._settings
-        spread = self._rng.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
         self._openings += 1
-        self._until = self._clock.now() + self._open_for_s() * spread
+        self._until = self._clock.now() + spread_s(self._open_for_s(), self._settings.jitter, self._rng)
         self._enter(State.OPEN, reason)
 
     def _open_for_s(self) -> float:
-        growth: float = 2.0 ** min(max(self._openings - 1, 0), 32)
-        return min(self._settings.max_open_s, self._settings.open_s * growth)
+        return doubled_s(self._settings.open_s, self._settings.max_open_s, max(self._openings - 1, 0))
 
     def _enter(self, state: State, reason: str) -> None:
         self._state = state

@@ -24,6 +24,7 @@ from policies.events import (
     Refused,
 )
 from policies.fleet import Fleet, Replica
+from policies.growth import come_back_s
 from policies.observe import AttemptObserver, ObservedAttempt
 from policies.outlier import OutlierDetection
 from policies.progress import Progress, Reached
@@ -112,8 +113,7 @@ class Dispatch:
     def _refusal(self, request_id: str) -> NoReplica:
         self._sink.emit(Refused(request_id, NoReplica.reason))
         # Jittered: those who are told so while nobody is there must not all be back in the same instant.
-        retry_after_s = self._retry_after_s * self._rng.uniform(1.0, 1.5)
-        return NoReplica("no replica is there", retry_after_s=retry_after_s)
+        return NoReplica("no replica is there", retry_after_s=come_back_s(self._retry_after_s, self._rng))
 
     def _is_suspect(self, replica: Replica) -> bool:
         """Tell whether the replica should be left alone for now.

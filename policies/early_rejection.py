@@ -13,6 +13,8 @@ from policies.call import Call, Handler, T
 from policies.errors import Overloaded
 from policies.events import EventSink, NullSink, Refused
 from policies.fleet import Replica
+from policies.growth import come_back_s
+from policies.prediction import best_ttft_s
 from policies.priority import Priority
 from policies.rates import Rates
 from policies.work import Backlog, WorkLedger
@@ -65,7 +67,7 @@ class EarlyRejection:
         allowed_s = min(self._objective_s, call.deadline.remaining())
         if predicted_s is not None and predicted_s > allowed_s:
             drain_s = max(1.0, predicted_s - allowed_s)
-            retry_after_s = min(self._most_retry_after_s, drain_s * self._rng.uniform(1.0, 1.5))
+            retry_after_s = come_back_s(drain_s, self._rng, most_s=self._most_retry_after_s)
             self._sink.emit(Refused(call.request_id, Overloaded.reason))
             raise Overloaded(
                 f"the first token is predicted after {predicted_s:.1f} s, allowed are {allowed_s:.1f} s",
@@ -79,13 +81,5 @@ class EarlyRejection:
 
         None when no replica is there, or when one is idle and nothing waits.
         """
-        rotation = self._rotation()
         queued = self._queued(priority)
-        best: float | None = None
-        for replica in rotation:
-            ahead = self._ledger.at(replica)
-            if ahead.attempts == 0 and queued.calls == 0:
-                return None
-            predicted_s = self._rates.predicted_ttft_s(ahead, prompt_tokens)
-            best = predicted_s if best is None else min(best, predicted_s)
-        return None if best is None else best + self._rates.drain_s(queued, len(rotation))
+        return best_ttft_s(self._rotation(), self._ledger, self._rates, queued, prompt_tokens)

@@ -7,24 +7,16 @@ leaves; it knows of the backlog that is there already.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from policies.fleet import Replica
+from policies.prediction import best_ttft_s
 from policies.rates import Rates
 from policies.work import Backlog, Work, WorkLedger
 
 LOAD: Final = "load"
 LATENESS: Final = "lateness"
-
-
-_NOTHING: Final = Backlog()
-
-
-def nothing_queued() -> Backlog:
-    """Return that nothing waits."""
-    return _NOTHING
 
 
 class Pressure(Protocol):
@@ -65,7 +57,7 @@ class FleetPressure:
         ledger: WorkLedger,
         rates: Rates,
         objective_s: float,
-        queued: Callable[[], Backlog] = nothing_queued,
+        queued: Callable[[], Backlog] = Backlog,
         late_share: float = 0.7,
         weight: float = 0.1,
     ) -> None:
@@ -100,11 +92,4 @@ class FleetPressure:
 
     def _predicted_s(self, rotation: Sequence[Replica]) -> float:
         """Return the best predicted time to first token of who comes last; 0 while a replica holds nothing."""
-        queued, at, predicted_s = self._queued(), self._ledger.at, self._rates.predicted_ttft_s
-        best_s = math.inf
-        for replica in rotation:
-            ahead = at(replica)
-            if ahead.attempts == 0 and queued.calls == 0:
-                return 0.0
-            best_s = min(best_s, predicted_s(ahead, 0))
-        return best_s + self._rates.drain_s(queued, len(rotation)) if queued.calls else best_s
+        return best_ttft_s(rotation, self._ledger, self._rates, self._queued(), 0) or 0.0

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from policies.clock import Clock
 from policies.events import Ejected, EventSink, Returned
 from policies.fleet import Fleet, Replica
+from policies.growth import doubled_s, spread_s
 from policies.outlier_rules import OutlierSettings
 from policies.trial import Trial
 
@@ -83,12 +84,7 @@ class Standings:
     def went_well(self, replica: Replica) -> None:
         """An attempt ended well: after long enough, earlier ejections are forgiven."""
         standing = self._standings.get(replica)
-        if (
-            standing is not None
-            and standing.out_until is None
-            and standing.trial is None
-            and self._clock.now() >= standing.forgiven_at
-        ):
+        if standing is not None and not _is_away(standing) and self._clock.now() >= standing.forgiven_at:
             del self._standings[replica]
 
     def eject(self, replica: Replica, reason: str) -> bool:
@@ -100,10 +96,8 @@ class Standings:
         trial = self.trial(replica)
         if self._in_full_service() - (trial is None) < self._floor():
             return False
-        settings = self._settings
         standing = self._standings.setdefault(replica, _Standing())
-        spread = self._rng.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
-        for_s = self._for_s(standing) * spread
+        for_s = spread_s(self._for_s(standing), self._settings.jitter, self._rng)
         self._on_trial -= trial is not None
         self._out += 1
         standing.trial = None
@@ -128,8 +122,7 @@ class Standings:
         return standing.out_until is None and (standing.trial is None or standing.trial.has_room)
 
     def _for_s(self, standing: _Standing) -> float:
-        growth: float = 2.0 ** min(standing.ejections, 32)
-        return min(self._settings.max_s, self._settings.base_s * growth)
+        return doubled_s(self._settings.base_s, self._settings.max_s, standing.ejections)
 
     def _let_return(self) -> None:
         """Put those on trial whose time is up."""

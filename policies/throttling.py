@@ -19,6 +19,7 @@ from policies.call import Call, Handler, T
 from policies.clock import Clock, SystemClock
 from policies.errors import AttemptTimeout, CallRefused, ReplicaBusy, ReplicaLost, Throttled
 from policies.events import EventSink, NullSink, Refused
+from policies.growth import come_back_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class ClientThrottling:
             raise Throttled(
                 f"of {self._requests} calls in the last {self._settings.window_s:g} s "
                 f"{self._accepts} were accepted",
-                retry_after_s=self._settings.retry_after_s * self._rng.uniform(1.0, 1.5),
+                retry_after_s=come_back_s(self._settings.retry_after_s, self._rng),
             )
         try:
             answer = await inner(call)

@@ -32,12 +32,13 @@ from policies.fleet import Fleet
 from policies.isolation import IsolationSettings
 from policies.ladder import SMALL_MODEL, ClassRungs, LadderSettings
 from policies.parts import EagerSettings, ProfileSettings, Surroundings
+from policies.prediction import best_ttft_s
 from policies.profiles import Pipeline, UnknownName, build
 from policies.rates import RatePriors, Rates
 from policies.resume import ResumeSettings
 from policies.retry_budget import BudgetSettings
 from policies.timeouts import TimeoutSettings
-from policies.work import OutputEstimator, WorkLedger
+from policies.work import Backlog, OutputEstimator, WorkLedger
 
 OVERRIDES: Final = (
     "header_timeout_s",
@@ -194,9 +195,9 @@ class Gateway:
         replicas, admission = self.pipeline.rotation(), self.pipeline.admission
         if not replicas:
             return 0.0
-        best_s = min(self.rates.predicted_ttft_s(self.ledger.at(one), _TYPICAL_PROMPT) for one in replicas)
-        queued_s = 0.0 if admission is None else self.rates.backlog_s(admission.backlog()) / len(replicas)
-        return best_s + queued_s
+        queued = Backlog() if admission is None else admission.backlog()
+        best_s = best_ttft_s(replicas, self.ledger, self.rates, queued, _TYPICAL_PROMPT)
+        return self.rates.unloaded_ttft_s(_TYPICAL_PROMPT) if best_s is None else best_s
 
     def live_replicas(self) -> int:
         """Return the number of replicas in rotation."""
