@@ -19,13 +19,13 @@ from typing import Final
 from chaos.evidence import ArmEvidence, Evidence
 from chaos.experiment import TIME_TO_DETECT, TIME_TO_RECOVER
 from chaos.history import CallRecord
-from chaos.statistic import Estimate, percentile
+from chaos.slo import interval_of
+from chaos.statistic import Estimate
 from chaos.timeline import timeline
 
 BIN_S: Final = 1.0
 BACK_SHARE: Final = 0.9
 BACK_BINS: Final = 3
-CONFIDENCE: Final = 0.95
 
 Pair = tuple[bool, bool]
 """Whether the same arrival became a good call in the arm, and in the control arm."""
@@ -96,10 +96,8 @@ def time_to_recover(
         back_after_s([chance.choices(pairs, k=len(pairs)) if pairs else [] for pairs in bins])
         for _ in range(resamples)
     )
-    tail = (1 - CONFIDENCE) / 2
-    low, high = percentile(draws, tail), percentile(draws, 1 - tail)
     arrivals = sum(len(pairs) for pairs in bins)
-    return Course(Estimate(back_after_s(bins), low, high, arrivals, "s", "bootstrap"), draws)
+    return Course(Estimate(back_after_s(bins), *interval_of(draws), arrivals, "s", "bootstrap"), draws)
 
 
 def time_to_detect(evidence: Evidence, arm: ArmEvidence) -> Course | None:
@@ -136,7 +134,4 @@ def compare(a: Course, b: Course, combine: Callable[[float, float], float]) -> E
     if not a.draws or not b.draws:
         return Estimate(value, None, None, 1, "s")
     draws = [combine(left, right) for left, right in zip(a.draws, b.draws, strict=False)]
-    tail = (1 - CONFIDENCE) / 2
-    return Estimate(
-        value, percentile(draws, tail), percentile(draws, 1 - tail), b.estimate.n, "s", "bootstrap"
-    )
+    return Estimate(value, *interval_of(draws), b.estimate.n, "s", "bootstrap")

@@ -41,6 +41,7 @@ __all__ = [
     "estimate",
     "gaps_s",
     "goodput",
+    "interval_of",
     "mean",
     "percentile",
     "ratio",
@@ -69,7 +70,8 @@ def goodput(window_s: float, good: Callable[[CallRecord], bool] = answered) -> S
     return Statistic("goodput", "1/s", True, sample, lambda values: sum(values) / window_s)
 
 
-def _interval(draws: list[float]) -> tuple[float, float]:
+def interval_of(draws: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the ``CONFIDENCE`` interval of resampled values."""
     tail = (1 - CONFIDENCE) / 2
     return percentile(draws, tail), percentile(draws, 1 - tail)
 
@@ -99,7 +101,7 @@ def estimate(
     for _ in range(resamples):
         if drawn := list(chain.from_iterable(chance.choices(samples, k=len(samples)))):
             draws.append(statistic.reduce(drawn))
-    return Estimate(value, *_interval(draws), n, statistic.unit, "bootstrap")
+    return Estimate(value, *interval_of(draws), n, statistic.unit, "bootstrap")
 
 
 def difference(a: float, b: float) -> float:
@@ -147,4 +149,4 @@ def compare(
         for draw in (combined(chance.choices(units, k=len(units))) for _ in range(resamples))
         if draw is not None
     ]
-    return Estimate(value, *_interval(draws), len(units), unit, "bootstrap")
+    return Estimate(value, *interval_of(draws), len(units), unit, "bootstrap")
