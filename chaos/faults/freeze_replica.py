@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 
 import aiohttp
 
-from chaos.faults.base import BlastRadius, FaultContext, FaultError, Proof, checked_settings
-from chaos.names import require
+from chaos.faults.base import FaultContext, FaultError, Proof, checked_settings
+from chaos.faults.probe import answered_after_s
+from chaos.faults.victim import victim
 from chaos.substrate import ReplicaHandle
 
-SURVIVORS = 1
-"""So many replicas must be left untouched."""
 BEFORE_WITHIN_S = 8.0
 """The probe must give its token within this before the fault: replicas may be full then."""
 SILENT_S = 2.0
@@ -48,14 +47,7 @@ class FreezeReplica:
         cls, context: FaultContext, target: str, settings: Mapping[str, float]
     ) -> FreezeReplica:
         checked_settings(cls.kind, settings, {})
-        alive = await context.substrate.replicas()
-        require("replica", target, [name for r in alive for name in (r.label, r.link)])
-        if len(alive) <= SURVIVORS:
-            raise BlastRadius(
-                f"freeze_replica on {target!r} was refused: {len(alive)} replica is live and at least "
-                f"{SURVIVORS} must be left; start more replicas"
-            )
-        replica = next(r for r in alive if target in (r.label, r.link))
+        replica = await victim(context, cls.kind, target, others="be left")
         link = next((link for link in await context.admin.links() if link.name == replica.link), None)
         if link is None:
             raise FaultError(f"freeze_replica: {replica.link} has just lost its link; try again")
@@ -84,7 +76,8 @@ class FreezeReplica:
 
     async def verify(self) -> Proof:
         token_s, health_s = await asyncio.gather(
-            _token_after_s(self._url, self._model, SILENT_S), _health_s(self._url)
+            _token_after_s(self._url, self._model, SILENT_S),
+            answered_after_s(f"{self._url}/health", HEALTH_WITHIN_S, status=200),
         )
         frozen = await self._substrate.is_frozen(self.replica)
         detail = {
@@ -97,21 +90,6 @@ class FreezeReplica:
 
     async def revert(self) -> None:
         await self._substrate.thaw(self.replica)
-
-
-async def _health_s(url: str) -> float | None:
-    """Return after how long the health page said 200, or None."""
-    began = time.monotonic()
-    try:
-        async with (
-            asyncio.timeout(HEALTH_WITHIN_S),
-            aiohttp.ClientSession() as session,
-            session.get(f"{url}/health") as response,
-        ):
-            await response.read()
-            return time.monotonic() - began if response.status == 200 else None
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        return None
 
 
 async def _token_after_s(url: str, model: str, within_s: float) -> float | None:

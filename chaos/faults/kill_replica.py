@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-from chaos.faults.base import BlastRadius, FaultContext, Proof, checked_settings
-from chaos.names import require
+from chaos.faults.base import FaultContext, Proof, checked_settings
+from chaos.faults.victim import victim
 from chaos.substrate import ReplicaHandle
 from chaos.waiting import until
 
 VERIFY_WITHIN_S = 10.0
-SURVIVORS = 1
-"""So many replicas must be left alive."""
 
 
 class KillReplica:
@@ -33,14 +31,7 @@ class KillReplica:
     @classmethod
     async def resolve(cls, context: FaultContext, target: str, settings: Mapping[str, float]) -> KillReplica:
         checked_settings(cls.kind, settings, {})
-        alive = await context.substrate.replicas()
-        require("replica", target, [name for r in alive for name in (r.label, r.link)])
-        if len(alive) <= SURVIVORS:
-            raise BlastRadius(
-                f"kill_replica on {target!r} was refused: {len(alive)} replica is live and at least "
-                f"{SURVIVORS} must survive; start more replicas"
-            )
-        return cls(context, next(r for r in alive if target in (r.label, r.link)))
+        return cls(context, await victim(context, cls.kind, target, others="survive"))
 
     @classmethod
     def restored(cls, context: FaultContext, data: Mapping[str, Any]) -> KillReplica:

@@ -7,14 +7,11 @@ that long. The second matters because Toxiproxy ignores what it does not know.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import aiohttp
-
 from chaos.faults.base import FaultContext, FaultError, Proof, checked_settings
+from chaos.faults.probe import answered_after_s
 from chaos.links import LinkFaults
 from chaos.names import require
 from chaos.toxics import latency
@@ -60,7 +57,7 @@ class Latency:
         link = next(link for link in links if target in (link.label, link.name))
         address = await context.substrate.reachable(link.listen)
         probe_url = f"http://{address}/health"
-        before_s = await _round_trip_s(probe_url, 5.0)
+        before_s = await answered_after_s(probe_url, 5.0)
         if before_s is None:
             raise FaultError(f"latency: link {link.name!r} does not answer at {probe_url} before the fault")
         return cls(context, link.name, probe_url, chosen, before_s)
@@ -84,7 +81,7 @@ class Latency:
             has_toxic = await proxies.verify(self.target, self._toxic)
         latency_s, jitter_s = self._settings["latency_s"], self._settings["jitter_s"]
         least_s = (latency_s - jitter_s) * SEEN_SHARE
-        during_s = await _round_trip_s(self._probe_url, latency_s * 3 + 5)
+        during_s = await answered_after_s(self._probe_url, latency_s * 3 + 5)
         slow = during_s is not None and during_s - self._before_s >= least_s
         detail = {
             "has_toxic": has_toxic,
@@ -98,18 +95,3 @@ class Latency:
     async def revert(self) -> None:
         async with self._proxies() as proxies:
             await proxies.remove(self.target, TOXIC_NAME)
-
-
-async def _round_trip_s(url: str, timeout_s: float) -> float | None:
-    """Return how long any HTTP answer took, or None when none came in time."""
-    began = time.monotonic()
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            aiohttp.ClientSession() as session,
-            session.get(url) as response,
-        ):
-            await response.read()
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        return None
-    return time.monotonic() - began
