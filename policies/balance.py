@@ -61,6 +61,9 @@ class LeastWork:
     Prefill and decode tokens are weighed by the learned rates. What a replica of weight 0.5 holds counts twice, so
     that it gets half as much; an idle one is idle whatever its weight. Those that are level take turns, so that an
     idle fleet is not one busy replica.
+
+    A replica with a free slot goes before one whose slots are taken, however little is left to do there: behind full
+    slots the first token waits until somebody else's answer has ended.
     """
 
     def __init__(
@@ -71,10 +74,6 @@ class LeastWork:
         self._weight = weight
         self._turns = Turns()
 
-    def cost_s(self, replica: Replica, own_s: float) -> float:
-        """Return the seconds until the replica has done what it holds and ``own_s`` seconds of work on top."""
-        return self._rates.outstanding_s(self._ledger.at(replica)) / self._weight(replica) + own_s
-
     def pick(
         self,
         candidates: Sequence[Replica],
@@ -83,11 +82,19 @@ class LeastWork:
         work: Work = NO_WORK,
         burden: Callable[[Replica], float] = full_weight,
     ) -> Replica:
-        """Return the one with the least cost, each times its ``burden``."""
+        """Return the one with the least cost, each times its ``burden``, among those with a free slot if any has."""
         start = self._turns.take(retry, len(candidates))
         own_s = self._rates.service_s(work)
-        cost_s = self.cost_s
-        return min(
-            (*candidates[start:], *candidates[:start]),
-            key=lambda replica: cost_s(replica, own_s) * burden(replica),
+        slots, at, outstanding_s, weight_of = (
+            self._rates.slots,
+            self._ledger.at,
+            self._rates.outstanding_s,
+            self._weight,
         )
+
+        def rank(replica: Replica) -> tuple[bool, float]:
+            held, weight = at(replica), weight_of(replica)
+            cost_s = outstanding_s(held) / weight + own_s
+            return held.sequences >= max(1.0, slots * weight), cost_s * burden(replica)
+
+        return min((*candidates[start:], *candidates[:start]), key=rank)

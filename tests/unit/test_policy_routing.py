@@ -123,6 +123,38 @@ def test_an_idle_replica_is_idle_whatever_its_weight() -> None:
     assert run(main()) == {"a": 5, "b": 5}
 
 
+def test_a_free_slot_goes_before_less_work() -> None:
+    async def main() -> tuple[str, str]:
+        slots, small = Rates(CLOCK).slots, Work(10, 1)
+        full, loaded = Replica("full"), Replica("loaded")
+        ledger = WorkLedger()
+        balancer = LeastWork(ledger, Rates(CLOCK))
+        for _ in range(slots):
+            ledger.reserve(full, small)
+        for _ in range(slots - 1):
+            ledger.reserve(loaded, Work(10, 2000))
+        first = balancer.pick((full, loaded), work=small).name
+        ledger.reserve(loaded, small)
+        return first, balancer.pick((full, loaded), work=small).name
+
+    assert run(main()) == ("loaded", "full"), "where all slots are taken the one that is done first is asked"
+
+
+def test_a_replica_of_lower_weight_counts_as_full_earlier() -> None:
+    async def main() -> list[str]:
+        warm, cold, ledger = Replica("warm"), Replica("cold"), WorkLedger()
+        balancer = LeastWork(ledger, Rates(CLOCK), weight=lambda one: 0.5 if one is cold else 1.0)
+        ledger.reserve(warm, Work(10, 5000))
+        seen = []
+        for _ in range(Rates(CLOCK).slots):
+            seen.append(balancer.pick((warm, cold), work=Work(10, 1)).name)
+            ledger.reserve(cold, Work(10, 1))
+        return seen
+
+    seen = run(main())
+    assert seen == ["cold"] * (len(seen) // 2) + ["warm"] * (len(seen) // 2)
+
+
 def test_settings_of_slow_start_are_checked_when_they_are_made() -> None:
     with pytest.raises(ValueError, match="from_weight"):
         SlowStartSettings(from_weight=0)
