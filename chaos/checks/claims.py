@@ -8,7 +8,7 @@ from typing import Any
 from chaos import slo
 from chaos.checks.check import Check
 from chaos.measures import ArmMeasures, Measures, ObjectiveResult
-from chaos.text import estimate, number
+from chaos.text import count, estimate, number
 
 
 def _said(result: ObjectiveResult) -> str:
@@ -114,7 +114,10 @@ def _significance(measures: Measures, naive: ArmMeasures, broken: list[Objective
 
 
 def policies_work(measures: Measures) -> Iterator[Check]:
-    """With the policies on, every objective is kept under the fault. One check an objective."""
+    """With the policies on, every objective is kept under the fault. One check an objective.
+
+    A smaller sample than the experiment asks for can still prove one broken, but only with its whole interval.
+    """
     resilient = measures.of(measures.evidence.role("resilient"))
     if resilient is None:
         yield Check("policies_work", "inconclusive", "no arm with the policies on was run under the fault")
@@ -124,7 +127,7 @@ def policies_work(measures: Measures) -> Iterator[Check]:
     broken_by_control = {
         r.objective for r in measures.results(control.name if control else "") if r.standing == "broken"
     }
-    results = measures.results(arm)
+    results, minimum = measures.results(arm), measures.evidence.experiment.minimum_counted
     if not results:
         yield Check("policies_work", "inconclusive", "the experiment has no objectives", arm)
     for result in results:
@@ -135,6 +138,10 @@ def policies_work(measures: Measures) -> Iterator[Check]:
             yield Check(name, "pass", f"kept ({_said(result)})", arm)
         elif result.objective in broken_by_control:
             summary = f"broken ({_said(result)}), but without any fault it is broken too"
+            yield Check(name, "inconclusive", summary, arm)
+        elif not result.certain and len(resilient.counted) < minimum:
+            few = count(len(resilient.counted), "counted call")
+            summary = f"broken ({_said(result)}), but {few} of {minimum} are too few to be sure of it"
             yield Check(name, "inconclusive", summary, arm)
         else:
             yield Check(name, "fail", f"broken under the fault ({_said(result)})", arm)

@@ -237,6 +237,22 @@ def test_a_broken_objective_of_the_resilient_arm_fails(good: Records) -> None:
     assert status(claims.policies_work, slow) == "fail"
 
 
+def test_too_few_calls_prove_an_objective_broken_only_with_the_whole_interval(good: Records) -> None:
+    ratio = measure(sort(good), RESAMPLES).results("resilient")[1].ratio
+    assert ratio is not None
+    assert ratio.value is not None
+    assert ratio.low is not None
+    within = Objective("ttft_p95", (ratio.low + ratio.value) / 2, relative_to_control=True)
+    beyond = Objective("ttft_p95", ratio.low / 2, relative_to_control=True)
+    for objective, minimum, expected in (
+        (within, 10, "fail"),
+        (within, 1000, "inconclusive"),
+        (beyond, 1000, "fail"),
+    ):
+        history = asked(good, objectives=(objective,), minimum_counted=minimum)
+        assert status(claims.policies_work, history) == expected, (objective, minimum)
+
+
 def test_an_objective_that_the_control_arm_breaks_too_says_nothing_about_the_policies(good: Records) -> None:
     hopeless = asked(good, objectives=(Objective("e2e_p95", 0.001),))
     assert status(claims.policies_work, hopeless) == "inconclusive"
