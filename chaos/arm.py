@@ -20,10 +20,12 @@ from chaos.history import CallRecord, CheckRecord, FaultRecord, HistoryWriter, P
 from chaos.load.client import LoadClient
 from chaos.load.plan import Plan
 from chaos.load.surge import Surge
+from chaos.machine import MACHINE_ALONE, OTHERS_SHARE, Others
 from chaos.progress import Progress
 from chaos.recovery import Finding, all_serving, calm, no_leftovers, no_toxic, nothing_in_flight
 from chaos.signals import SignalSampler
 from chaos.strike import Strike, Struck
+from chaos.substrates.local import LocalSubstrate
 from chaos.undo import UndoLog
 from chaos.waiting import sleep_until
 
@@ -93,7 +95,8 @@ class ArmRun:
             f"arm {name}: {len(calls)} calls in {self.plan.duration_s:.0f} s, profile "
             f"{self.arm.profile}{without}"
         )
-        async with _background(SignalSampler(admin, name, self._write).run(), events.run()):
+        others = Others()
+        async with _background(SignalSampler(admin, name, self._write).run(), events.run(), others.run()):
             prefix = f"{self.run_id}-{name}"
             load = asyncio.create_task(
                 self.client.run(calls, name, start_at, prefix, self._called, self._surge)
@@ -108,7 +111,10 @@ class ArmRun:
                 await asyncio.gather(load, return_exceptions=True)
             said = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())
             self.progress.say(f"arm {name}: calls ended: {said or 'none'}")
+            share = others.share
             await self._recover(strike, before, events)
+        if share is not None and self.context.substrate.name == LocalSubstrate.name:
+            self._check(MACHINE_ALONE, Finding(True, {OTHERS_SHARE: round(share, 3)}))
         await self._copy_rest(events)
         self._held_awaiting(events, strike.struck)
         self._phase("end", time.time())

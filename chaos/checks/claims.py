@@ -7,6 +7,7 @@ from typing import Any
 
 from chaos import slo
 from chaos.checks.check import Check
+from chaos.machine import MACHINE_ALONE, MOST_OTHERS, OTHERS_SHARE
 from chaos.measures import ArmMeasures, Measures, ObjectiveResult
 from chaos.text import count, estimate, number
 
@@ -33,6 +34,15 @@ def _lacking(arm: ArmMeasures) -> str:
     """Return in words what the arm that shows the fault's teeth goes without."""
     profile = arm.evidence.arm.profile
     return "with the policies off" if profile == "naive" else f"with the profile {profile!r}"
+
+
+def _disturbed(arm: ArmMeasures) -> str:
+    """Return in words that others had the machine while the arm ran, where that alone can break an objective."""
+    seen = [check.detail.get(OTHERS_SHARE) for check in arm.evidence.checks if check.name == MACHINE_ALONE]
+    shares = [share for share in seen if isinstance(share, int | float)]
+    if not shares or max(shares) <= MOST_OTHERS:
+        return ""
+    return f"something else had {number(max(shares), 'ratio')} of the processors meanwhile"
 
 
 def control_healthy(measures: Measures) -> Iterator[Check]:
@@ -116,7 +126,8 @@ def _significance(measures: Measures, naive: ArmMeasures, broken: list[Objective
 def policies_work(measures: Measures) -> Iterator[Check]:
     """With the policies on, every objective is kept under the fault. One check an objective.
 
-    A smaller sample than the experiment asks for can still prove one broken, but only with its whole interval.
+    What breaks while something else has the machine is not put down to the policies. A smaller sample than the
+    experiment asks for can still prove one broken, but only with its whole interval.
     """
     resilient = measures.of(measures.evidence.role("resilient"))
     if resilient is None:
@@ -143,5 +154,7 @@ def policies_work(measures: Measures) -> Iterator[Check]:
             few = count(len(resilient.counted), "counted call")
             summary = f"broken ({_said(result)}), but {few} of {minimum} are too few to be sure of it"
             yield Check(name, "inconclusive", summary, arm)
+        elif others := _disturbed(resilient):
+            yield Check(name, "inconclusive", f"broken ({_said(result)}), but {others}", arm)
         else:
             yield Check(name, "fail", f"broken under the fault ({_said(result)})", arm)

@@ -12,6 +12,7 @@ from typing import Final
 from chaos.checks.check import Check, Status
 from chaos.faults import FAULTS
 from chaos.history import CheckRecord
+from chaos.machine import MACHINE_ALONE
 from chaos.measures import Measures
 
 REPLICA_RETURNED: Final = "replica_returned"
@@ -30,6 +31,7 @@ _SAID: Final = {
     IN_FLIGHT_ZERO: "nothing was left in flight",
     NO_TOXICS: "no toxic was left on any link",
     NO_LEFTOVERS: "no process or container was left",
+    MACHINE_ALONE: "the processors were looked at while the arm ran",
     "offered_load": "the load is a share of the measured capacity",
     "capacity_shared": "the capacity was measured by an earlier run on this very cluster",
     "gateway_events": "the gateway's events are complete",

@@ -23,6 +23,7 @@ from chaos.history import (
     Record,
     RunRecord,
 )
+from chaos.machine import MACHINE_ALONE, OTHERS_SHARE
 from chaos.measures import measure
 from chaos.verdict import EXIT_CODES, judge
 from tests.fakes.history import WORKER_LOSS, records
@@ -251,6 +252,20 @@ def test_too_few_calls_prove_an_objective_broken_only_with_the_whole_interval(go
     ):
         history = asked(good, objectives=(objective,), minimum_counted=minimum)
         assert status(claims.policies_work, history) == expected, (objective, minimum)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.1, "fail"), (0.6, "inconclusive")])
+def test_what_breaks_while_others_have_the_machine_is_not_put_down_to_the_policies(
+    good: Records, share: float, expected: str
+) -> None:
+    slow = asked(good, objectives=(Objective("ttft_p95", 1.0, relative_to_control=True),))
+    for arm, seen in (("control", 0.9), ("resilient", share)):
+        slow = [*slow, CheckRecord(arm, MACHINE_ALONE, True, 1.0, {OTHERS_SHARE: seen})]
+    slow = [
+        *(r for r in slow if not isinstance(r, EndRecord)),
+        *(r for r in slow if isinstance(r, EndRecord)),
+    ]
+    assert status(claims.policies_work, slow) == expected
 
 
 def test_an_objective_that_the_control_arm_breaks_too_says_nothing_about_the_policies(good: Records) -> None:
