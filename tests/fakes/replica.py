@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from cluster.public import SMALL_PATH
 from tests.fakes.paced_steps import PacedSteps, Seat
@@ -150,7 +150,10 @@ class FakeReplica:
         try:
             with _seat(how, body) as seat:
                 return await self._answer(request, body, how, seen, chat, seat)
-        except asyncio.CancelledError:
+        except (
+            asyncio.CancelledError,
+            ClientConnectionResetError,
+        ):  # the latter: it left just before a write
             seen.left_early = True
             raise
         finally:
