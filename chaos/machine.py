@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from dataclasses import dataclass
 from typing import Final
 
 import psutil
 
-from cluster.public import ClusterState
+from chaos.own_processes import own_processes
 
 MACHINE_ALONE: Final = "machine_alone"
 """Name of the check record that carries the share."""
@@ -48,16 +47,11 @@ def read() -> Reading:
     # What guests use is part of what users use already.
     parts = {name: value for name, value in times._asdict().items() if not name.startswith("guest")}
     idle_s = parts["idle"] + parts.get("iowait", 0.0)
-    state = ClusterState.load()
-    roots = [os.getpid(), *(record.pid for record in (state.processes if state else ()))]
     own_s: dict[int, float] = {}
-    for root in roots:
+    for process in own_processes():
         with contextlib.suppress(psutil.Error):
-            process = psutil.Process(root)
-            for one in (process, *process.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    used = one.cpu_times()
-                    own_s[one.pid] = used.user + used.system
+            used = process.cpu_times()
+            own_s[process.pid] = used.user + used.system
     return Reading(sum(parts.values()), sum(parts.values()) - idle_s, own_s)
 
 

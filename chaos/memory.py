@@ -7,13 +7,10 @@ sizes would count the libraries that every replica maps once for each of them.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from types import TracebackType
 
-import psutil
-
-from cluster.public import ClusterState
+from chaos.own_processes import own_processes
 
 
 def _pss(pid: int) -> int:
@@ -26,13 +23,7 @@ def _pss(pid: int) -> int:
 
 def in_use() -> int:
     """Return the bytes that this process, its children and the local cluster's processes hold now."""
-    state = ClusterState.load()
-    roots = [os.getpid(), *(record.pid for record in (state.processes if state else ()))]
-    pids: set[int] = set(roots)
-    for root in roots:
-        with contextlib.suppress(psutil.Error):
-            pids.update(child.pid for child in psutil.Process(root).children(recursive=True))
-    return sum(_pss(pid) for pid in pids)
+    return sum(_pss(process.pid) for process in own_processes())
 
 
 class PeakMemory:
