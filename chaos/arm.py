@@ -95,8 +95,11 @@ class ArmRun:
             f"arm {name}: {len(calls)} calls in {self.plan.duration_s:.0f} s, profile "
             f"{self.arm.profile}{without}"
         )
+        beside = [SignalSampler(admin, name, self._write).run(), events.run()]
         others = Others()
-        async with _background(SignalSampler(admin, name, self._write).run(), events.run(), others.run()):
+        if self.context.substrate.name == LocalSubstrate.name:  # elsewhere it is not known what is our own
+            beside.append(others.run())
+        async with _background(*beside):
             prefix = f"{self.run_id}-{name}"
             load = asyncio.create_task(
                 self.client.run(calls, name, start_at, prefix, self._called, self._surge)
@@ -113,7 +116,7 @@ class ArmRun:
             self.progress.say(f"arm {name}: calls ended: {said or 'none'}")
             share = others.share
             await self._recover(strike, before, events)
-        if share is not None and self.context.substrate.name == LocalSubstrate.name:
+        if share is not None:
             self._check(MACHINE_ALONE, Finding(True, {OTHERS_SHARE: round(share, 3)}))
         await self._copy_rest(events)
         self._held_awaiting(events, strike.struck)
