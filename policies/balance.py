@@ -85,16 +85,11 @@ class LeastWork:
         """Return the one with the least cost, each times its ``burden``, among those with a free slot if any has."""
         start = self._turns.take(retry, len(candidates))
         own_s = self._rates.service_s(work)
-        slots, at, outstanding_s, weight_of = (
-            self._rates.slots,
-            self._ledger.at,
-            self._rates.outstanding_s,
-            self._weight,
-        )
 
         def rank(replica: Replica) -> tuple[bool, float]:
-            held, weight = at(replica), weight_of(replica)
-            cost_s = outstanding_s(held) / weight + own_s
-            return held.sequences >= max(1.0, slots * weight), cost_s * burden(replica)
+            held, weight = self._ledger.at(replica), self._weight(replica)
+            is_full = held.sequences >= max(1.0, self._rates.slots * weight)
+            cost_s = self._rates.outstanding_s(held) / weight + own_s
+            return is_full, cost_s * burden(replica)
 
         return min((*candidates[start:], *candidates[:start]), key=rank)
