@@ -16,6 +16,7 @@ from cluster.gateway.continuation import Continuation, Refused
 from cluster.gateway.errors import to_http
 from cluster.gateway.exactness import by_position, why_not
 from cluster.gateway.exchange import Exchange
+from cluster.gateway.identity import OPEN, Identity
 from cluster.gateway.ladder import Asked, Lesser
 from cluster.gateway.schema import ChatRequest, CompletionRequest, ToolCall
 from cluster.gateway.service import Gateway
@@ -43,6 +44,7 @@ class Wanted:
     size: int
     """Bytes of the body."""
     standing: Standing
+    identity: Identity = OPEN
 
 
 class Answering:

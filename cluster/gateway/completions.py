@@ -1,4 +1,8 @@
-"""``POST /v1/chat/completions`` and ``/v1/completions``: checks a request and sees its call to its end."""
+"""``POST /v1/chat/completions`` and ``/v1/completions``: sees a request through its stages, in their one order.
+
+Each stage that must never be left out stands before what it guards: nothing is read of a body before its sender is
+known, nothing is done before its record is open, and nothing is done twice under one key.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ from cluster import public
 from cluster.gateway import generation
 from cluster.gateway.answer import Answer
 from cluster.gateway.answering import Answering, Wanted
+from cluster.gateway.calls import LiveCall
 from cluster.gateway.errors import InvalidRequest, to_http
 from cluster.gateway.exchange import ClientLeft, Exchange, header
+from cluster.gateway.identity import OPEN, Identity
 from cluster.gateway.schema import parse_json, validate
 from cluster.gateway.service import Gateway
 from cluster.gateway.standing import standing_of
@@ -41,8 +47,9 @@ class Completions:
         exchange.headers[public.HEADER_PROFILE] = pipeline.profile
         arrived_at = gateway.clock.now()  # before the body, which may take its time
         try:
+            identity = self._identify(scope)
             raw = await exchange.read_body(gateway.settings.max_body_bytes)
-            wanted = self._check(scope, raw, pipeline, arrived_at)
+            wanted = self._check(scope, raw, pipeline, arrived_at, identity)
         except ClientLeft:
             gateway.sink.emit(CallEnded(exchange.request_id, "cancelled"))
             return
@@ -52,7 +59,14 @@ class Completions:
             return
         await exchange.while_connected(self._serve(exchange, pipeline, wanted))
 
-    def _check(self, scope: Scope, raw: bytes, pipeline: Pipeline[Answer], arrived_at: float) -> Wanted:
+    def _identify(self, scope: Scope) -> Identity:
+        """Stage 1: who asks."""
+        return OPEN
+
+    def _check(
+        self, scope: Scope, raw: bytes, pipeline: Pipeline[Answer], arrived_at: float, identity: Identity
+    ) -> Wanted:
+        """Stages 2 and 3: whether the request is in order, and whether its sender may make it."""
         kind = (header(scope, "content-type") or "application/json").split(";")[0].strip().lower()
         if kind != "application/json":
             raise InvalidRequest(
@@ -64,7 +78,7 @@ class Completions:
         request = validate(self._api, body)
         generation.check_model_name(request.model, self._gateway.context)
         deadline = self._deadline(scope, pipeline, arrived_at)
-        return Wanted(request, body, deadline, len(raw), standing_of(scope))
+        return Wanted(request, body, deadline, len(raw), standing_of(scope), identity)
 
     def _deadline(self, scope: Scope, pipeline: Pipeline[Answer], arrived_at: float) -> Deadline:
         clock = self._gateway.clock
@@ -85,11 +99,10 @@ class Completions:
         return Deadline(arrived_at + seconds, clock)
 
     async def _serve(self, exchange: Exchange, pipeline: Pipeline[Answer], wanted: Wanted) -> None:
-        gateway = self._gateway
-        with gateway.calls.open(exchange.request_id) as live:
-            answering = Answering(gateway, self._api, exchange, pipeline, wanted, live)
+        with self._gateway.calls.open(exchange.request_id) as live:
+            answering = Answering(self._gateway, self._api, exchange, pipeline, wanted, live)
             try:
-                await answering.run()
+                await self._stages(answering)
                 live.outcome = "ok"
             except (PolicyError, InvalidRequest) as error:
                 live.outcome = _outcome(error)
@@ -101,6 +114,14 @@ class Completions:
                 await answering.fail(error)
             finally:
                 live.rung = answering.rung
+                self._settle(exchange, answering, live)
+
+    async def _stages(self, answering: Answering) -> None:
+        """Stages 4 to 10: quota, record, claim, cache, and the answering itself."""
+        await answering.run()
+
+    def _settle(self, exchange: Exchange, answering: Answering, live: LiveCall) -> None:
+        """Stage 11: what is owed when a call has ended in whatever way. It must not wait: the client may be gone."""
 
 
 def _outcome(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
@@ -50,6 +50,14 @@ class Exchange:
         self.request_id = request_id_of(scope)
         self.headers: dict[str, str] = {public.HEADER_REQUEST_ID: self.request_id}
         self.started = False
+        self.status = 0
+        """Of the answer, once it has begun."""
+        self.kind = ""
+        """Content type of the answer, once it has begun."""
+        self.copy: bytearray | None = None
+        """Takes a copy of the answer's body while it goes out, where somebody has put a buffer here."""
+        self.before_end: Callable[[], Awaitable[None]] | None = None
+        """Awaited before the last part goes out: what must be on disk before the client has a whole answer."""
 
     async def read_body(self, limit: int) -> bytes:
         """Return the whole body.
@@ -107,22 +115,34 @@ class Exchange:
 
     async def start_stream(self) -> None:
         """Send the head of an event stream."""
-        await self._start(200, [(b"content-type", b"text/event-stream; charset=utf-8"), *_NO_CACHE])
+        self.kind = "text/event-stream; charset=utf-8"
+        await self._start(200, _NO_CACHE)
 
     async def write(self, data: bytes) -> None:
         """Send a part of the body; waits while the client does not read."""
+        if self.copy is not None:
+            self.copy += data
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last part of the body."""
+        if self.copy is not None:
+            self.copy += data
+        if self.before_end is not None:
+            await self.before_end()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def json(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         """Send a whole answer."""
         length = str(len(body)).encode()
-        head = [(b"content-type", content_type.encode()), (b"content-length", length)]
-        await self._start(status, head)
-        await self.end(body)
+        self.kind = content_type
+        self.status = status
+        if self.copy is not None:
+            self.copy += body
+        if self.before_end is not None:  # before the head: what cannot be kept must not look like an answer
+            await self.before_end()
+        await self._start(status, [(b"content-length", length)])
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def fail(self, error: HttpError, note: dict[str, Any] | None = None) -> None:
         """Send an error: as a whole answer, or with the ``note`` as the last event of a stream that has begun."""
@@ -132,8 +152,10 @@ class Exchange:
             self.headers.update(error.headers)
             await self.json(error.status, error.body, error.content_type)
 
-    async def _start(self, status: int, head: list[tuple[bytes, bytes]]) -> None:
+    async def _start(self, status: int, more: list[tuple[bytes, bytes]]) -> None:
         self.started = True
+        self.status = status
+        head = [(b"content-type", self.kind.encode()), *more]
         head.extend((name.encode(), value.encode("latin-1")) for name, value in self.headers.items())
         await self._send({"type": "http.response.start", "status": status, "headers": head})
 

@@ -21,6 +21,7 @@ from cluster.gateway.ladder import LadderKnobs
 from cluster.gateway.metrics import Metrics
 from cluster.gateway.replicas import Discovery
 from cluster.gateway.small import SmallModel
+from cluster.gateway.state import State
 from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.tool_client import ToolClient
 from cluster.gateway.upstream import Upstream
@@ -80,8 +81,10 @@ class Gateway:
         counter: TokenCounter,
         *,
         rng: random.Random | None = None,
+        state: State | None = None,
     ) -> None:
         self.settings = settings
+        self.state = state or State()
         self.counter = counter
         self.context = Context(settings.model_name, settings.max_model_len)
         self.clock = SystemClock()
