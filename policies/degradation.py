@@ -2,7 +2,8 @@
 
 A short answer now is worth more than a full one that comes too late, and more than none. So calls start at the
 rung that the pressure on the service dictates, as far as their kind allows, and a call that is refused there is
-tried once at each rung further down before its caller is told no (only at the lowest, when it has waited already).
+tried once at each rung further down before its caller is told no (when it has waited already, only where it
+does not wait again: at the lowest that is computed, from a cache, later).
 """
 
 from __future__ import annotations
@@ -14,14 +15,34 @@ from typing import Any, Final
 
 from policies.call import FULL, Call, Handler, T
 from policies.clock import Clock, SystemClock
-from policies.errors import CallRefused, Overloaded, QueueFull, WaitedTooLong
+from policies.errors import (
+    BreakerOpen,
+    CallRefused,
+    NoReplica,
+    Overloaded,
+    QueueFull,
+    RungMissed,
+    Throttled,
+    WaitedTooLong,
+)
 from policies.events import Degraded, EventSink, LevelChanged, NullSink
-from policies.ladder import BY_PRIORITY, REFUSE, RUNGS, ClassRungs, Ladder, LadderSettings, depth
+from policies.ladder import (
+    BY_PRIORITY,
+    REFUSE,
+    RUNGS,
+    WITHOUT_WORK,
+    ClassRungs,
+    Ladder,
+    LadderSettings,
+    depth,
+)
 from policies.pressure import NoPressure, Pressure
 from policies.work import Work
 
 HELPED: Final = (Overloaded, QueueFull, WaitedTooLong)
 """Refusals that a lesser call may escape; nobody's quota, breaker or missing replica is mended by asking for less."""
+HELPED_WITHOUT_WORK: Final = (NoReplica, BreakerOpen, Throttled)
+"""Refusals that only a rung without work may escape: an answer of before, or one for later."""
 LOOK_EVERY_S: Final = 0.01
 REFUSALS: Final = "refusals"
 _CALM: Final = "calm"
@@ -43,7 +64,8 @@ class Degradation:
         classes: limits by ``call.service_class``; a class that is not in it goes by the call's priority.
         priorities: limits by priority.
         entitled: asked before each rung; ``False`` skips it.
-        handlers: who answers at a rung instead of the handler below (another model, a cache).
+        handlers: who answers at a rung instead of the handler below (another model, a cache). Without one a rung
+            of ``WITHOUT_WORK`` is skipped. One that raises ``RungMissed`` has nothing for this call.
     """
 
     def __init__(
@@ -106,13 +128,20 @@ class Degradation:
             delivery.rung = rung
             try:
                 return await handler(lesser)
+            except RungMissed:
+                continue
             except HELPED as error:
                 self._watch(self._settings.down_at, REFUSALS)
                 refusal = error
                 if delivery.started:
                     break
                 if isinstance(error, WaitedTooLong):  # who has waited once does not wait again at every rung
-                    descent = iter(deque(descent, maxlen=1))
+                    descent = _without_waiting(descent)
+            except HELPED_WITHOUT_WORK as error:
+                refusal = error
+                if delivery.started:
+                    break
+                descent = filter(_is_without_work, descent)
             except CallRefused:
                 delivery.rung = REFUSE
                 raise
@@ -139,6 +168,8 @@ class Degradation:
                 yield name, lesser
 
     def _at(self, call: Call, rung: str) -> Call | None:
+        if rung in WITHOUT_WORK and rung not in self._handlers:
+            return None
         if call.degradable is None or not self._entitled(call, rung):
             return None
         return call.degradable.at(call, rung)
@@ -155,3 +186,20 @@ class Degradation:
         level = self._ladder.observe(pressure)
         if level != before:
             self._sink.emit(LevelChanged(level, source if level > before else _CALM))
+
+
+def _is_without_work(step: tuple[str, Call]) -> bool:
+    return step[0] in WITHOUT_WORK
+
+
+def _without_waiting(descent: Iterator[tuple[str, Call]]) -> Iterator[tuple[str, Call]]:
+    """Yield the last step that is computed, and those without work as they are reached."""
+    computed: deque[tuple[str, Call]] = deque(maxlen=1)
+    for step in descent:
+        if not _is_without_work(step):
+            computed.append(step)
+            continue
+        yield from computed
+        computed.clear()
+        yield step
+    yield from computed

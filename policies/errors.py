@@ -24,6 +24,7 @@
         ├── ToolDeadline            the tool did not answer in time; whether it acted is unknown
         └── ToolRejected            the tool found the call itself wrong, and did not act
 
+Beside the tree stands ``RungMissed``, which never leaves the ladder.
 ``AttemptError.reached`` is one of no headers, headers, first token, mid-stream (:class:`Reached`).
 """
 
@@ -93,6 +94,10 @@ class NoReplica(CallRefused):
     """No replica is known, or none is left that this call has not failed on."""
 
     reason: ClassVar[str] = "no_replica"
+
+
+class RungMissed(Exception):
+    """Who answers at a rung without work has nothing for the call: nothing is cached, or it may not wait."""
 
 
 class DeadlineExceeded(PolicyError):

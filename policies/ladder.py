@@ -19,12 +19,18 @@ SHORT_OUTPUT: Final = "short_output"
 SHORT_CONTEXT: Final = "short_context"
 NO_TOOLS: Final = "no_tools"
 SMALL_MODEL: Final = "small_model"
+CACHED: Final = "cached"
+"""An answer of before that the caller may see."""
+DEFERRED: Final = "deferred"
+"""Accepted for later: the caller gets a job in place of an answer."""
 REFUSE: Final = "refuse"
-RUNGS: Final = (FULL, SHORT_OUTPUT, SHORT_CONTEXT, NO_TOOLS, SMALL_MODEL, REFUSE)
-"""Best first. A rung that answers in another way (from a cache, later) has its place before ``refuse``."""
+RUNGS: Final = (FULL, SHORT_OUTPUT, SHORT_CONTEXT, NO_TOOLS, SMALL_MODEL, CACHED, DEFERRED, REFUSE)
+"""Best first."""
+WITHOUT_WORK: Final = frozenset((CACHED, DEFERRED))
+"""Rungs that take no capacity now. Each needs somebody who answers there, and a class that allows it by name."""
 _DEPTHS: Final = {rung: depth for depth, rung in enumerate(RUNGS)}
-LOWEST_LEVEL: Final = len(RUNGS) - 2
-"""The level never refuses: only who guards the capacity does, and the ladder passes that on when nothing is left."""
+LOWEST_LEVEL: Final = _DEPTHS[SMALL_MODEL]
+"""The level moves calls only to where they are still computed. Who would be refused even there goes further down."""
 
 
 def depth(rung: str) -> int:
@@ -43,8 +49,8 @@ def depth(rung: str) -> int:
 class ClassRungs:
     """Between which rungs a kind of call may be answered.
 
-    ``highest`` is the best that it ever gets, ``by_level`` the lowest that the level of the ladder puts it to, and
-    ``lowest`` the lowest that it takes when it would be refused otherwise.
+    ``highest`` is the best that it ever gets, ``by_level`` the lowest that the level of the ladder puts it to (never
+    past ``small_model``), and ``lowest`` the lowest that it takes when it would be refused otherwise.
     """
 
     highest: str = FULL
@@ -52,8 +58,12 @@ class ClassRungs:
     lowest: str = SHORT_CONTEXT
 
     def __post_init__(self) -> None:
-        if depth(self.lowest) > LOWEST_LEVEL:
+        if self.lowest == REFUSE:
             raise ValueError(f"lowest is {self.lowest}, at which nobody is answered; name a rung above it")
+        if depth(self.by_level) > LOWEST_LEVEL:
+            raise ValueError(
+                f"by_level is {self.by_level}, the level goes no further than {SMALL_MODEL}; only lowest may"
+            )
         if not depth(self.highest) <= depth(self.by_level) <= depth(self.lowest):
             raise ValueError(
                 f"highest={self.highest}, by_level={self.by_level}, lowest={self.lowest}: "
@@ -62,8 +72,8 @@ class ClassRungs:
 
     @classmethod
     def down_to(cls, rung: str) -> ClassRungs:
-        """Return the limits of a kind that follows the level down to that rung."""
-        return cls(by_level=rung, lowest=rung)
+        """Return the limits of a kind that follows the level down to that rung, as far as the level goes."""
+        return cls(by_level=min(rung, SMALL_MODEL, key=depth), lowest=rung)
 
     def at(self, level: int) -> int:
         """Return the depth of the rung at which a call of this kind starts while the ladder is at that level."""

@@ -20,10 +20,21 @@ from policies.errors import (
     QueueFull,
     QuotaExceeded,
     ReplicaLost,
+    RungMissed,
     WaitedTooLong,
 )
 from policies.events import Degraded, LevelChanged
-from policies.ladder import NO_TOOLS, REFUSE, RUNGS, SHORT_CONTEXT, SHORT_OUTPUT, SMALL_MODEL, ClassRungs
+from policies.ladder import (
+    CACHED,
+    DEFERRED,
+    NO_TOOLS,
+    REFUSE,
+    RUNGS,
+    SHORT_CONTEXT,
+    SHORT_OUTPUT,
+    SMALL_MODEL,
+    ClassRungs,
+)
 from policies.priority import Priority
 from policies.work import Work
 from tests.fakes.policy_bench import CLOCK, Remembering, Script, call
@@ -264,6 +275,73 @@ def test_a_rung_may_have_somebody_else_answer() -> None:
         assert pressed.noted == [(Work(100, 20), Work())], "it is no work of this fleet"
         await ladder(sheddable(degradable=Parts(SMALL_MODEL)), main_fleet)
         assert (len(small.attempts), len(main_fleet.attempts)) == (1, 1)
+
+    run(main())
+
+
+MAY_WAIT = {"batch": ClassRungs.down_to(DEFERRED)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tried"),
+    [(QueueFull, 5), (WaitedTooLong, 2), (NoReplica, 1), (BreakerOpen, 1), (QuotaExceeded, 1)],
+)
+def test_a_call_that_would_be_refused_waits_where_its_class_may(kind: type[CallRefused], tried: int) -> None:
+    """For whatever reason, but for its own quota; and the refusal stands where nobody takes it."""
+
+    async def main() -> None:
+        queue, script = Script(), Script(*(refused(kind) for _ in range(9)))
+        ladder = Degradation(clock=CLOCK, classes=MAY_WAIT, handlers={DEFERRED: queue})
+        one = sheddable(service_class="batch")
+        if kind is QuotaExceeded:
+            with pytest.raises(kind):
+                await ladder(one, script)
+        else:
+            assert await ladder(one, script) == "answer"
+            assert one.delivery.rung == DEFERRED
+        assert (len(script.attempts), len(queue.attempts)) == (tried, kind is not QuotaExceeded)
+
+    run(main())
+
+
+def test_nobody_waits_where_the_class_does_not_say_so_or_nobody_takes_it() -> None:
+    async def main() -> None:
+        for service_class, handlers in (("", {DEFERRED: Script(), CACHED: Script()}), ("batch", {})):
+            one = sheddable(service_class=service_class)
+            ladder = Degradation(clock=CLOCK, classes=MAY_WAIT, handlers=handlers)
+            with pytest.raises(QueueFull):
+                await ladder(one, Script(*(refused() for _ in range(9))))
+            assert one.delivery.rung == REFUSE
+            assert all(not handler.attempts for handler in handlers.values())
+            assert DEFERRED not in one.degradable.asked  # type: ignore[union-attr]
+
+    run(main())
+
+
+def test_a_rung_that_has_nothing_for_a_call_leads_to_the_next_and_keeps_the_refusal() -> None:
+    async def main() -> None:
+        def missing() -> Script:
+            return Script(RungMissed("not cached"))
+
+        queue = Script()
+        one = sheddable(service_class="batch")
+        ladder = Degradation(clock=CLOCK, classes=MAY_WAIT, handlers={CACHED: missing(), DEFERRED: queue})
+        await ladder(one, Script(refused(NoReplica)))
+        assert (one.delivery.rung, len(queue.attempts)) == (DEFERRED, 1)
+        ladder = Degradation(clock=CLOCK, classes=MAY_WAIT, handlers={CACHED: missing(), DEFERRED: missing()})
+        with pytest.raises(NoReplica):
+            await ladder(one := sheddable(service_class="batch"), Script(refused(NoReplica)))
+        assert one.delivery.rung == REFUSE
+
+    run(main())
+
+
+def test_the_level_alone_makes_nobody_wait() -> None:
+    async def main() -> None:
+        queue, script = Script(), Script()
+        ladder, _ = await at_level(4, classes=MAY_WAIT, handlers={DEFERRED: queue})
+        await ladder(one := sheddable(service_class="batch"), script)
+        assert (one.delivery.rung, len(queue.attempts)) == (SMALL_MODEL, 0)
 
     run(main())
 

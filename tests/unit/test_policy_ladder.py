@@ -10,6 +10,8 @@ from policies.errors import Overloaded
 from policies.fleet import Replica
 from policies.ladder import (
     BY_PRIORITY,
+    CACHED,
+    DEFERRED,
     LOWEST_LEVEL,
     NO_TOOLS,
     REFUSE,
@@ -37,7 +39,16 @@ def ladder() -> tuple[Ladder, FixedClock]:
 
 
 def test_the_rungs_stand_in_the_order_in_which_they_hurt() -> None:
-    assert RUNGS == ("full", "short_output", "short_context", "no_tools", "small_model", "refuse")
+    assert RUNGS == (
+        "full",
+        "short_output",
+        "short_context",
+        "no_tools",
+        "small_model",
+        "cached",
+        "deferred",
+        "refuse",
+    )
     assert Overloaded.reason not in RUNGS
     with pytest.raises(ValueError, match="must be one of full"):
         depth("half")
@@ -132,6 +143,15 @@ def test_limits_are_checked() -> None:
         ClassRungs(lowest="half")
     with pytest.raises(ValueError, match="nobody is answered"):
         ClassRungs(lowest=REFUSE)
+    with pytest.raises(ValueError, match="by_level is cached, the level goes no further than small_model"):
+        ClassRungs(by_level=CACHED, lowest=DEFERRED)
+
+
+def test_a_class_may_wait_or_take_a_cached_answer_only_by_name() -> None:
+    assert all(one.lowest not in (CACHED, DEFERRED) for one in BY_PRIORITY.values())
+    summary = ClassRungs.down_to(DEFERRED)
+    assert (summary.by_level, summary.lowest) == (SMALL_MODEL, DEFERRED)
+    assert summary.at(len(RUNGS)) == depth(SMALL_MODEL), "the level alone makes nobody wait"
 
 
 def test_the_level_moves_low_value_work_and_leaves_critical_work_in_its_place() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cluster import public
 from cluster.gateway.service import profile_settings
 from cluster.settings import Settings, SettingsError, load
-from policies.ladder import SHORT_OUTPUT, ClassRungs
+from policies.ladder import DEFERRED, SHORT_OUTPUT, SMALL_MODEL, ClassRungs
 
 
 def test_every_profile_can_be_configured() -> None:
@@ -22,6 +22,8 @@ def test_classes_are_told_how_far_down_they_go() -> None:
     knobs = profile_settings(settings, {})
     assert knobs.classes["fraud"] == ClassRungs(lowest="full")
     assert knobs.classes["summary"] == ClassRungs(by_level=SHORT_OUTPUT, lowest=SHORT_OUTPUT)
+    knobs = profile_settings(load({"BROWNOUT_CLASS_RUNGS": "summary=deferred"}), {})
+    assert knobs.classes["summary"] == ClassRungs(by_level=SMALL_MODEL, lowest=DEFERRED)
 
 
 @pytest.mark.parametrize("value", ["fraud", "fraud=", "=full", "fraud=half", "fraud=refuse", "a=full,b"])
