@@ -43,3 +43,7 @@ class SharedCapacity:
     def keep(self, key: str, records: Sequence[CalibrationRecord], run: str) -> None:
         """Keep what the run of that name has just measured."""
         self._kept[key] = tuple(replace(record, shared_from=run) for record in records)
+
+    def forget(self) -> None:
+        """Drop what was kept: a run that showed nothing may have been led astray by it."""
+        self._kept.clear()

@@ -78,6 +78,8 @@ def run_experiment(
         verdict = report.write(history, history.parent)
         if verdict.status != "inconclusive" or number > repeats:
             break
+        if share_capacity:
+            _MEASURED.forget()
         shown.say(f"inconclusive, so once more: {'; '.join(check.summary for check in verdict.deciding)}")
     return verdict
 
