@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -17,6 +18,7 @@ from starlette.applications import Starlette
 from cluster.gateway.admin import Admin
 from cluster.gateway.app import public_app
 from cluster.gateway.service import Gateway
+from cluster.gateway.state import open_state
 from cluster.gateway.tokens import load as load_counter
 from cluster.gateway.upstream import new_session
 from cluster.settings import Settings, SettingsError, current
@@ -90,8 +92,10 @@ async def serve(settings: Settings) -> None:
         _listen(settings.bind_host, settings.port_gateway_admin, "port_gateway_admin"),
     ]
     counter = await asyncio.to_thread(load_counter, settings)
-    async with new_session() as session:
-        gateway = Gateway(settings, session, counter)
+    async with new_session() as session, contextlib.AsyncExitStack() as opened:
+        state = await open_state(settings, None)
+        opened.push_async_callback(state.aclose)
+        gateway = Gateway(settings, session, counter, state=state)
         servers = [_server(public_app(gateway)), _server(Admin(gateway, closing).app())]
 
         def close() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.gateway.store.store import Store
+from cluster.settings import Settings
 
 
 @dataclass(slots=True)
@@ -26,8 +27,21 @@ class State:
     jobs: Any = None
 
     async def aclose(self) -> None:
-        """Write what still waits to be written, and close."""
-        for part in (self.jobs, self.claims, self.answers, self.quotas, self.audit, self.store):
-            close = getattr(part, "aclose", None) or getattr(part, "close", None)
-            if close is not None:
-                await close()
+        """Write what still waits to be written, and close; the store last."""
+        for part in (self.jobs, self.claims, self.answers, self.quotas, self.audit):
+            if part is not None:
+                await part.aclose()
+        if self.store is not None:
+            await self.store.close()
+
+
+async def open_state(settings: Settings, store: Store | None) -> State:
+    """Return the parts that stand on ``store``, which is migrated and open; it is closed with them.
+
+    Each part is made here, in one line, from the settings and the store. A part that needs the gateway itself (the
+    runner of jobs) is bound to it later, by :class:`~cluster.gateway.service.Gateway`.
+    """
+    state = State(store=store)
+    if store is None:
+        return state
+    return state

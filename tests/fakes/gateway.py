@@ -8,6 +8,7 @@ import random
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,10 @@ from starlette.types import ASGIApp
 from cluster.gateway.admin import Admin
 from cluster.gateway.app import public_app
 from cluster.gateway.service import Gateway
+from cluster.gateway.state import open_state
+from cluster.gateway.store.sqlite import SqliteStore, sqlite_engine
+from cluster.gateway.store.store import Store
+from cluster.gateway.store.tables import METADATA
 from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.upstream import new_session
 from cluster.model.tokenizer import CHAT_TEMPLATE
@@ -94,6 +99,14 @@ class Rig:
         return [event for event in self.gateway.events.after(0).events if event["event"] in names]
 
 
+def sqlite_store(path: Path) -> SqliteStore:
+    """Return a store in that file, with all tables."""
+    engine = sqlite_engine(path)
+    METADATA.create_all(engine)
+    engine.dispose()
+    return SqliteStore(path)
+
+
 @contextlib.asynccontextmanager
 async def listening(app: ASGIApp) -> AsyncIterator[str]:
     """The application behind a real server on a free port.
@@ -126,11 +139,13 @@ async def rig(
     counter: TokenCounter | None = None,
     tokenizer: Any = None,
     seed: int = 1,
+    store: Path | Store | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """A gateway in front of that many fake replicas, all of them announced.
 
-    With a ``tokenizer`` the replicas choose each token by those before it, and the gateway knows it too.
+    ``store`` is an open store with the project's tables, or the path of an SQLite file that may not exist yet; without
+    one the gateway keeps nothing. With a ``tokenizer`` the replicas choose each token by those before it, and the gateway knows it too.
     """
     fakes = [FakeReplica(tokenizer) for _ in range(replicas)]
     if counter is None and tokenizer is not None:
@@ -144,7 +159,11 @@ async def rig(
         stack.push_async_callback(links.stop)
         configured = Settings(port_links=int(links.url.rsplit(":", 1)[1]), **settings)
         session = await stack.enter_async_context(new_session())
-        gateway = Gateway(configured, session, counter or TokenCounter(), rng=random.Random(seed))
+        state = await open_state(configured, sqlite_store(store) if isinstance(store, Path) else store)
+        stack.push_async_callback(state.aclose)
+        gateway = Gateway(
+            configured, session, counter or TokenCounter(), rng=random.Random(seed), state=state
+        )
         closing = asyncio.Event()
         admin_url = await stack.enter_async_context(listening(Admin(gateway, closing).app()))
         url = await stack.enter_async_context(listening(public_app(gateway)))
