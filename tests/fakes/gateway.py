@@ -145,7 +145,8 @@ async def rig(
     """A gateway in front of that many fake replicas, all of them announced.
 
     ``store`` is an open store with the project's tables, or the path of an SQLite file that may not exist yet; without
-    one the gateway keeps nothing. With a ``tokenizer`` the replicas choose each token by those before it, and the gateway knows it too.
+    one the gateway keeps nothing. With a ``tokenizer`` the replicas choose each token by those before it, and the
+    gateway knows it too.
     """
     fakes = [FakeReplica(tokenizer) for _ in range(replicas)]
     if counter is None and tokenizer is not None:
