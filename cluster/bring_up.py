@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cluster import processes, public, ray_node
+from cluster.exported import Exported
 from cluster.processes import LOGS, RAY_TEMP
 from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL, ClusterState, ProcessRecord
 from cluster.served import built_here, deployed
@@ -42,6 +43,15 @@ def say(text: str, started: float) -> None:
 def _get(url: str, timeout_s: float = 2.0) -> Any:
     with _DIRECT.open(url, timeout=timeout_s) as response:
         return json.loads(response.read())
+
+
+def responds(url: str, timeout_s: float = 2.0) -> bool:
+    """Tell whether a GET is answered with 200."""
+    try:
+        with _DIRECT.open(url, timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 def first_tokens(base_url: str, model: str) -> bool:
@@ -184,7 +194,8 @@ class BringUp:
         )
         self.launch("ray", [ray, *head])
         self.launch("links", [python, "-m", "cluster.links"])
-        self.launch("gateway", [python, "-m", "cluster.gateway"])
+        Exported.of(self.env).save(self.run_dir)
+        self.launch(public.GATEWAY_PROCESS, [python, "-m", "cluster.gateway"])
         self.wait("the Ray head", lambda: bool(_get(f"{conf.dashboard_url}/api/version")), 90)
         small = f", {conf.small_replicas} of the smaller model" if conf.small_replicas else ""
         say(f"Ray is up; deploying {conf.replicas} vLLM replicas{small} and the tool", self.started)

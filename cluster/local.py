@@ -1,7 +1,9 @@
-"""Brings the cluster up and down as processes of this machine: ``python -m cluster.local up|down|status``.
+"""Brings the cluster up and down as processes of this machine: ``python -m cluster.local up|down|status|gateway``.
 
 ``up`` returns when real tokens flow through every link. It is safe to run twice, cleans up what an earlier
-run that died has left, and leaves nothing behind when it fails or is interrupted.
+run that died has left, and leaves nothing behind when it fails or is interrupted. ``gateway`` starts the gateway of a
+running cluster again where it has ended; with ``--set NAME=VALUE`` it runs with other settings, ``--plain`` with those
+of ``up``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from cluster import processes, public, settings
+from cluster import exported, gateway_again, processes, public, settings
 from cluster.bring_up import BringUp, LocalError, check_ports, first_tokens, say
 from cluster.public import ClusterState
 
@@ -60,7 +62,8 @@ def _clear(run_dir: Path, state: ClusterState | None) -> int:
     mark = state.run_mark if state else None
     count = processes.end_all(run_dir, state.processes if state else (), mark)
     shutil.rmtree(run_dir / processes.RAY_TEMP, ignore_errors=True)
-    ClusterState.path(run_dir).unlink(missing_ok=True)
+    for left in (ClusterState.path(run_dir), run_dir / exported.FILE):
+        left.unlink(missing_ok=True)
     return count
 
 
@@ -119,8 +122,11 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.local", description=__doc__)
-    parser.add_argument("command", choices=("up", "down", "status"))
-    command = parser.parse_args(arguments).command
+    parser.add_argument("command", choices=("up", "down", "status", "gateway"))
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of 'gateway'")
+    parser.add_argument("--plain", action="store_true", help="of 'gateway'")
+    given = parser.parse_args(arguments)
+    command = given.command
     run_dir = public.default_run_dir()
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
@@ -131,6 +137,11 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if command == "up":
             up(settings.load(), run_dir)
+            return 0
+        if command == "gateway":
+            changes = dict(one.partition("=")[::2] for one in given.set)
+            with _locked(run_dir):
+                gateway_again.have_gateway(run_dir, changes if given.set or given.plain else None)
             return 0
         state = ClusterState.load(run_dir)
         if state is None:

@@ -231,6 +231,10 @@ def claim_run_dir(run_dir: Path) -> None:
     mark.touch()
 
 
+GATEWAY_PROCESS: Final = "gateway"
+"""Name of the gateway's process in the state of a local cluster, and of its service in ``compose``."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
     """One process that ``brownout up`` started: enough to find it again and never hit a stranger."""
