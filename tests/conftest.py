@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from cluster.public import ClusterState
+from tests.fakes.stores import migrated_database, postgres, postgres_url, store, store_setting
+
+__all__ = ["migrated_database", "postgres", "postgres_url", "store", "store_setting"]
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE_PROJECT = "brownout"
