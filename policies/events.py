@@ -213,6 +213,35 @@ class ToolEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUsed(Event):
+    """What the answer cache was for a call: ``outcome`` is hit, stale, miss or bypass (it was not asked).
+
+    ``lookup_s`` is what asking took, ``saved_s`` the replica-seconds that the answer did not cost again, and
+    ``wrong_s`` what it costs on average for being wrong. ``lost`` says that the store could not be asked.
+    """
+
+    event: ClassVar[str] = "cache"
+    request_id: str
+    outcome: str
+    lookup_s: float = 0.0
+    saved_s: float = 0.0
+    wrong_s: float = 0.0
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WrongHitPrevented(Event):
+    """A kept answer was under the key that was asked for, and was not given.
+
+    ``reason`` is what was not as it must be: tenant, terms, key, seal, future or not_entitled.
+    """
+
+    event: ClassVar[str] = "wrong_hit_prevented"
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallEnded(Event):
     """A call is over; ``outcome`` is ok, failed, refused, invalid or cancelled.
 
