@@ -70,6 +70,7 @@ TOOL_STEPS: Final = Table(
     Column("expires_at", Float, nullable=False),
     Column("result", Text),  # JSON
     PrimaryKeyConstraint("scope", "step"),
+    Index("tool_steps_by_expiry", "expires_at"),
 )
 
 JOBS: Final = Table(

@@ -109,3 +109,4 @@ def upgrade() -> None:
         sa.Column("result", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("scope", "step"),
     )
+    op.create_index("tool_steps_by_expiry", "tool_steps", ["expires_at"], unique=False)
