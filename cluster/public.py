@@ -14,7 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.exported import Exported
 from policies import ladder, profiles
+
+__all__ = ("Exported",)
+"""What is made elsewhere. Everything else here is public as well."""
 
 # --- links -----------------------------------------------------------------------------------------------
 
@@ -22,6 +26,8 @@ LINK_CLIENT: Final = "client"
 """Between the load generator and the gateway."""
 LINK_TOOL: Final = "tool"
 """Between the gateway and the JSON-RPC tool."""
+LINK_STORE: Final = "store"
+"""Between the gateway and PostgreSQL; there is none where the store is a file."""
 REPLICA_LABEL_PREFIX: Final = "replica-"
 """A replica's *label* is ``replica-<slot>``; its *link* is ``replica-<slot>.<incarnation>``."""
 
@@ -45,6 +51,7 @@ PORT_GATEWAY_ADMIN: Final = 8082
 PORT_LINKS: Final = 8083
 PORT_TOXIPROXY: Final = 8474
 PORT_TOOL_LINK: Final = 8090
+PORT_STORE_LINK: Final = 8091
 PORT_REPLICA_LINKS: Final = 21000
 """First of the ports on which the links of replicas listen."""
 REPLICA_LINK_PORTS: Final = 64
@@ -109,6 +116,12 @@ ERROR_QUOTA: Final = "quota_exceeded"
 """The tenant's own share is used up (429); everybody else's causes are 503."""
 ERROR_BREAKER: Final = "breaker_open"
 ERROR_INVALID: Final = "invalid_request_error"
+ERROR_AUTHENTICATION: Final = "authentication_error"
+"""There is no key, or none that is valid (401)."""
+ERROR_PERMISSION: Final = "permission_error"
+"""The key is valid, but not for this (403)."""
+ERROR_UNAVAILABLE: Final = "unavailable"
+"""What no call is answered without (who asks, the record of it, its quota) could not be done (503)."""
 
 # --- profiles and policies -------------------------------------------------------------------------------
 
@@ -233,6 +246,8 @@ def claim_run_dir(run_dir: Path) -> None:
 
 GATEWAY_PROCESS: Final = "gateway"
 """Name of the gateway's process in the state of a local cluster, and of its service in ``compose``."""
+STORE_FILE: Final = "store.db"
+"""In the run folder: the file of the default store."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from cluster import public
+from cluster.gateway.store.address import parse_address, without_password
 
 _OWN_BYTES_PER_TOKEN: Final = 4096
 """KV cache that a token of the project's own model takes."""
@@ -77,12 +78,23 @@ class Settings(BaseModel):
     port_links: int = Field(public.PORT_LINKS, ge=1, le=65535)
     port_toxiproxy: int = Field(public.PORT_TOXIPROXY, ge=1, le=65535)
     port_tool_link: int = Field(public.PORT_TOOL_LINK, ge=1, le=65535)
+    port_store_link: int = Field(public.PORT_STORE_LINK, ge=1, le=65535)
+    """Where link ``store`` listens, if there is one."""
     port_replica_links: int = Field(public.PORT_REPLICA_LINKS, ge=1, le=65000)
     port_ray_gcs: int = Field(public.PORT_RAY_GCS, ge=1, le=65535)
     port_ray_client: int = Field(public.PORT_RAY_CLIENT, ge=1024, le=65535)
     """Ray Client's server; nobody uses it here, but Ray cannot do without it."""
     port_ray_dashboard: int = Field(public.PORT_RAY_DASHBOARD, ge=1, le=65535)
     port_ingress: int = Field(public.PORT_INGRESS, ge=1024, le=65000)
+
+    # store
+    store: str = Field("sqlite", repr=False)
+    """What must not be lost is kept here: ``sqlite`` (a file in the run folder), ``sqlite:///FILE``,
+    ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``, or ``none``."""
+    store_answer_s: float = Field(5.0, gt=0, le=600)
+    """Longest wait for a transaction; a call that cannot do without it is refused then."""
+    store_upstream: str = ""
+    """``HOST:PORT`` of the PostgreSQL behind link ``store``, for the links service; empty: there is no such link."""
 
     # gateway
     profile: Literal["naive", "retry-only", "resilient"] = "resilient"
@@ -120,6 +132,22 @@ class Settings(BaseModel):
     """How far down the ladder a class of calls (``x-brownout-class``) may go, as ``fraud=full,summary=small_model``.
     Others go by their priority."""
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
+    tenants_file: str = ""
+    """File of tenants, keys, quotas and classes of work (docs/tenants.md); empty lets everybody in, without a key."""
+
+    @field_validator("store")
+    @classmethod
+    def _store_can_be_named(cls, value: str) -> str:
+        parse_address(value, Path())
+        return value
+
+    @field_validator("store_upstream")
+    @classmethod
+    def _upstream_has_a_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value and not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError("is not HOST:PORT, as postgres:5432")
+        return value
 
     @field_validator("with_policies")
     @classmethod
@@ -246,7 +274,7 @@ def load(environ: dict[str, str] | None = None, cwd: Path | None = None) -> Sett
             if problem["type"] == "extra_forbidden":
                 lines.append(f"{source.get(field, path)}: unknown field {field!r}: {_mend(field)}")
             else:
-                given = values.get(field)
+                given = without_password(str(values.get(field))) if field == "store" else values.get(field)
                 reason = problem["msg"]
                 lines.append(f"{source.get(field, path)}: field {field!r} has value {given!r}: {reason}")
         raise SettingsError("\n".join(lines)) from error

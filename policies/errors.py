@@ -10,6 +10,7 @@
     │   ├── QuotaExceeded           the caller's own share is used up (the only 429)
     │   ├── BreakerOpen             what it needs has been failing
     │   ├── Throttled               most of what was sent lately was turned away
+    │   ├── FailedClosed            what is never left out could not be done
     │   └── NoReplica               nobody is there to ask
     ├── DeadlineExceeded        the caller no longer waits
     ├── AttemptError            one attempt on one replica failed; `reached` says how far it had got
@@ -88,6 +89,21 @@ class Throttled(CallRefused):
     """So much of what was sent lately was turned away that this call was not even sent."""
 
     reason: ClassVar[str] = "throttled"
+
+
+class FailedClosed(CallRefused):
+    """What no call is answered without could not be done; ``what`` names it, as ``audit`` or ``quota``."""
+
+    reason: ClassVar[str] = "failed_closed"
+
+    def __init__(self, message: str, *, what: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.what = what
+
+    @property
+    def code(self) -> str:
+        """Return the word for it that a program can test for: ``audit_unavailable``."""
+        return f"{self.what}_unavailable"
 
 
 class NoReplica(CallRefused):

@@ -186,7 +186,9 @@ class Answering:
         continuation = resumable if isinstance(resumable, Continuation) else None
         payload = generation.Generation(
             api=self._api,
-            body=generation.upstream_body(body, token_ids=continuation is not None),
+            body=generation.upstream_body(
+                body, token_ids=continuation is not None, cache_salt=self._wanted.identity.cache_salt
+            ),
             stream=bool(request.stream),
             want_usage=bool(options is not None and options.include_usage),
             choices=(request.n or 1) * len(counts),

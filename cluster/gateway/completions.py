@@ -16,15 +16,15 @@ from cluster import public
 from cluster.gateway import generation
 from cluster.gateway.answer import Answer
 from cluster.gateway.answering import Answering, Wanted
+from cluster.gateway.authorisation import authorise
 from cluster.gateway.calls import LiveCall
 from cluster.gateway.errors import InvalidRequest, to_http
 from cluster.gateway.exchange import ClientLeft, Exchange, header
-from cluster.gateway.identity import OPEN, Identity
+from cluster.gateway.identity import Identity
 from cluster.gateway.schema import parse_json, validate
 from cluster.gateway.service import Gateway
-from cluster.gateway.standing import standing_of
 from policies.clock import Deadline
-from policies.errors import CallRefused, CallRejected, PolicyError
+from policies.errors import CallRefused, CallRejected, FailedClosed, PolicyError
 from policies.events import CallEnded
 from policies.profiles import Pipeline
 
@@ -47,7 +47,7 @@ class Completions:
         exchange.headers[public.HEADER_PROFILE] = pipeline.profile
         arrived_at = gateway.clock.now()  # before the body, which may take its time
         try:
-            identity = self._identify(scope)
+            identity = gateway.tenants.identify(scope)  # stage 1: who asks
             raw = await exchange.read_body(gateway.settings.max_body_bytes)
             wanted = self._check(scope, raw, pipeline, arrived_at, identity)
         except ClientLeft:
@@ -57,11 +57,11 @@ class Completions:
             gateway.sink.emit(CallEnded(exchange.request_id, "invalid"))
             await exchange.fail(to_http(error))
             return
+        except FailedClosed as error:
+            gateway.sink.emit(CallEnded(exchange.request_id, "refused", error.reason))
+            await exchange.fail(to_http(error))
+            return
         await exchange.while_connected(self._serve(exchange, pipeline, wanted))
-
-    def _identify(self, scope: Scope) -> Identity:
-        """Stage 1: who asks."""
-        return OPEN
 
     def _check(
         self, scope: Scope, raw: bytes, pipeline: Pipeline[Answer], arrived_at: float, identity: Identity
@@ -78,7 +78,9 @@ class Completions:
         request = validate(self._api, body)
         generation.check_model_name(request.model, self._gateway.context)
         deadline = self._deadline(scope, pipeline, arrived_at)
-        return Wanted(request, body, deadline, len(raw), standing_of(scope), identity)
+        methods = () if request.tool_call is None else (request.tool_call.method,)
+        identity, standing = authorise(identity, scope, model=request.model, methods=methods)
+        return Wanted(request, body, deadline, len(raw), standing, identity)
 
     def _deadline(self, scope: Scope, pipeline: Pipeline[Answer], arrived_at: float) -> Deadline:
         clock = self._gateway.clock

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from cluster import public
 from policies import errors as policy
@@ -23,7 +23,11 @@ class InvalidRequest(Exception):
         param: the offending field, as ``messages.0.role``.
         code: a word that a program can test for.
         headers: further response headers.
+
+    ``kind`` is its type in the OpenAI error shape.
     """
+
+    kind: ClassVar[str] = public.ERROR_INVALID
 
     def __init__(
         self,
@@ -39,6 +43,15 @@ class InvalidRequest(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
+
+
+class Forbidden(InvalidRequest):
+    """It is known who asks, and that they may not (403)."""
+
+    kind: ClassVar[str] = public.ERROR_PERMISSION
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "forbidden") -> None:
+        super().__init__(message, status=403, param=param, code=code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ _TABLE: Final[tuple[tuple[type[policy.PolicyError], int, str], ...]] = (
     (policy.WaitedTooLong, 503, public.ERROR_OVERLOADED),
     (policy.Throttled, 503, public.ERROR_OVERLOADED),
     (policy.BreakerOpen, 503, public.ERROR_BREAKER),
+    (policy.FailedClosed, 503, public.ERROR_UNAVAILABLE),
     (policy.NoReplica, 503, public.ERROR_NO_REPLICA),
     (policy.DeadlineExceeded, 504, public.ERROR_TIMEOUT),
     (policy.AttemptTimeout, 504, public.ERROR_TIMEOUT),
@@ -87,9 +101,15 @@ _TITLES: Final = {
     public.ERROR_QUOTA: "Your share is used up",
     public.ERROR_OVERLOADED: "The service is overloaded",
     public.ERROR_BREAKER: "Something that the call needs keeps failing",
+    public.ERROR_UNAVAILABLE: "What no call is answered without cannot be done",
     public.ERROR_NO_REPLICA: "Nobody is there to answer",
 }
-_WORTH_A_RETRY: Final = (policy.QuotaExceeded, policy.BreakerOpen, policy.NoReplica)
+_WORTH_A_RETRY: Final = (
+    policy.QuotaExceeded,
+    policy.BreakerOpen,
+    policy.NoReplica,
+    policy.FailedClosed,
+)
 """After the time that they name there is something new; nothing was done yet, and the service is not short."""
 _ONLY_ADDS_LOAD: Final = (
     policy.Overloaded,
@@ -110,7 +130,7 @@ def to_http(error: BaseException, *, started: bool = False) -> HttpError:
     of a stream that is neither the caller's own deadline nor a rest that must not be continued.
     """
     if isinstance(error, InvalidRequest):
-        body = shape(str(error), public.ERROR_INVALID, param=error.param, code=error.code)
+        body = shape(str(error), error.kind, param=error.param, code=error.code)
         return HttpError(error.status, body, error.headers)
     if isinstance(error, policy.CallRejected):
         return HttpError(error.status, _as_openai(error), {})
@@ -127,6 +147,8 @@ def to_http(error: BaseException, *, started: bool = False) -> HttpError:
 def _refusal(error: policy.CallRefused | policy.ReplicaBusy, status: int, type_: str) -> HttpError:
     """Return the answer of a call that was turned away: a problem document with the OpenAI shape inside."""
     reason = error.reason if isinstance(error, policy.CallRefused) else type_
+    if isinstance(error, policy.FailedClosed):
+        reason = error.code
     problem = {
         "type": _PROBLEM + reason,
         "title": _TITLES[type_],

@@ -40,6 +40,21 @@ def header(scope: Scope, name: str) -> str | None:
     return None
 
 
+def only_header(scope: Scope, name: str) -> str | None:
+    """Return a request header that must not be there twice, or None.
+
+    Raises:
+        InvalidRequest: it is: whoever stands in front may have read the other one.
+    """
+    wanted = name.encode()
+    given = [value for key, value in scope["headers"] if key == wanted]
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"{name} is given {len(given)} times; send it once", param=name, code="repeated_header"
+        )
+    return given[0].decode("latin-1") if given else None
+
+
 class Exchange:
     """A request and its answer. ``headers`` collects what every answer carries, whatever it will be."""
 

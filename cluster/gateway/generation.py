@@ -117,10 +117,11 @@ def with_tool_answer(api: Api, body: dict[str, Any], method: str, answer: Any) -
     return {**body, "messages": messages}
 
 
-def upstream_body(body: dict[str, Any], *, token_ids: bool = False) -> bytes:
+def upstream_body(body: dict[str, Any], *, token_ids: bool = False, cache_salt: str = "") -> bytes:
     """Return what the replica gets: always a stream, always with usage, without the gateway's own fields.
 
-    ``token_ids`` asks for them, whether the client wants them or not.
+    ``token_ids`` asks for them, whether the client wants them or not. ``cache_salt`` is the tenant's own and replaces
+    what the client says: with another's salt it could tell by the time to the first token what another has asked.
     """
     options = dict(body.get("stream_options") or {})
     if not options.get("include_usage"):
@@ -129,6 +130,8 @@ def upstream_body(body: dict[str, Any], *, token_ids: bool = False) -> bytes:
     sent = {**body, "stream": True, "stream_options": options}
     for name in _OWN_FIELDS:
         sent.pop(name, None)
+    if cache_salt:
+        sent["cache_salt"] = cache_salt
     if token_ids:
         sent["return_token_ids"] = True
     return json.dumps(sent, ensure_ascii=False, separators=(",", ":")).encode()

@@ -22,6 +22,7 @@ from cluster.gateway.metrics import Metrics
 from cluster.gateway.replicas import Discovery
 from cluster.gateway.small import SmallModel
 from cluster.gateway.state import State
+from cluster.gateway.tenants import Tenants
 from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.tool_client import ToolClient
 from cluster.gateway.upstream import Upstream
@@ -85,6 +86,7 @@ class Gateway:
     ) -> None:
         self.settings = settings
         self.state = state or State()
+        self.tenants = self.state.tenants or Tenants.of(settings)
         self.counter = counter
         self.context = Context(settings.model_name, settings.max_model_len)
         self.clock = SystemClock()
