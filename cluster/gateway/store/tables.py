@@ -103,7 +103,19 @@ JOBS: Final = Table(
     Column("headers", Text),  # JSON
     Column("result", LargeBinary),
     Index("jobs_by_state", "state", "priority", "created_at"),
+    Index("jobs_in_turn", "state", "tenant", "priority", "created_at"),
+    Index("jobs_by_wait", "state", "wait_until"),
     Index("jobs_by_tenant", "tenant", "created_at"),
+    Index("jobs_by_keeping", "keep_until"),
+)
+
+JOB_ROOMS: Final = Table(
+    "job_rooms",
+    METADATA,
+    Column("tenant", String(128), primary_key=True),  # empty: all tenants together
+    Column("jobs", Integer, nullable=False),  # that wait or are worked on
+    Column("tokens", BigInteger, nullable=False),  # their work
+    Column("served", BigInteger, nullable=False),  # work that was handed out, for turns
 )
 
 ANSWERS: Final = Table(

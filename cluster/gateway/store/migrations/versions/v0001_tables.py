@@ -86,8 +86,19 @@ def upgrade() -> None:
         sa.Column("result", sa.LargeBinary(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
+    op.create_index("jobs_by_keeping", "jobs", ["keep_until"], unique=False)
+    op.create_index("jobs_by_wait", "jobs", ["state", "wait_until"], unique=False)
+    op.create_index("jobs_in_turn", "jobs", ["state", "tenant", "priority", "created_at"], unique=False)
     op.create_index("jobs_by_state", "jobs", ["state", "priority", "created_at"], unique=False)
     op.create_index("jobs_by_tenant", "jobs", ["tenant", "created_at"], unique=False)
+    op.create_table(
+        "job_rooms",
+        sa.Column("tenant", sa.String(length=128), nullable=False),
+        sa.Column("jobs", sa.Integer(), nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False),
+        sa.Column("served", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant"),
+    )
     op.create_table(
         "quota_windows",
         sa.Column("tenant", sa.String(length=128), nullable=False),
