@@ -64,7 +64,7 @@ def targets(settings: Settings) -> list[RunTarget]:
                 ray_actor_options={"num_cpus": 0, "resources": {ray_node.RESOURCE_REPLICA: 1}},
                 **_common(),
             )
-            .bind(settings.model_dump(mode="json"), size)
+            .bind(settings.model_dump(mode="json", exclude={"store"}), size)  # it may hold a password
         )
 
     tool = serve.deployment(Tool).options(

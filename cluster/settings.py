@@ -30,7 +30,7 @@ class SettingsError(ValueError):
 class Settings(BaseModel):
     """Everything that can be configured, with its default; durations in seconds, sizes in bytes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # model and engine
     model: str = ""

@@ -19,7 +19,7 @@ from typing import Final
 from cluster.links import naming
 from cluster.links.records import Action, Create, Kind, Link, Outcome, ProxySeen, Remove, ReplicaKind
 from cluster.links.serve_status import APP_LLM, APP_SMALL, APP_TOOL, ServeStatus, Target
-from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL, LINK_CLIENT, LINK_TOOL, replica_label
+from cluster.public import KIND_REPLICA, KIND_REPLICA_SMALL, LINK_CLIENT, LINK_STORE, LINK_TOOL, replica_label
 
 DRAIN_S: Final = 30.0
 """Longest time that the proxy of an unlisted replica is kept for the streams in it."""
@@ -29,7 +29,7 @@ _PORT_TAKEN_S: Final = 30.0
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 2.0
 _KIND_OF_APP: Final[dict[str, ReplicaKind]] = {APP_LLM: KIND_REPLICA, APP_SMALL: KIND_REPLICA_SMALL}
-_ORDER: Final[dict[Kind, int]] = {"client": 0, "tool": 1, KIND_REPLICA: 2, KIND_REPLICA_SMALL: 3}
+_ORDER: Final[dict[Kind, int]] = {"client": 0, "tool": 1, "store": 2, KIND_REPLICA: 3, KIND_REPLICA_SMALL: 4}
 
 
 @dataclass(slots=True)
@@ -64,14 +64,24 @@ class LinkBook:
         tool_port: port of link ``tool``, whose upstream Serve tells.
         ports: for the links of replicas.
         version: of the list at the start; it must grow from one run of the service to the next.
+        store: port and upstream of link ``store``; None where the store is a file.
     """
 
-    def __init__(self, client: tuple[int, str], tool_port: int, ports: naming.Ports, version: int) -> None:
+    def __init__(
+        self,
+        client: tuple[int, str],
+        tool_port: int,
+        ports: naming.Ports,
+        version: int,
+        *,
+        store: tuple[int, str] | None = None,
+    ) -> None:
         self.version = version
         self.links: tuple[Link, ...] = ()
         self.created: Counter[Kind] = Counter()
         self.removed: Counter[Kind] = Counter()
         self._client = client
+        self._store = store
         self._tool_port = tool_port
         self._ports = ports
         self._ports_taken: dict[int, float] = {}
@@ -182,6 +192,8 @@ class LinkBook:
         self._ports_taken = {port: until for port, until in self._ports_taken.items() if until > now}
         port, upstream = self._client
         self._fix(LINK_CLIENT, "client", port, upstream, "")
+        if self._store is not None:
+            self._fix(LINK_STORE, "store", *self._store, "")
         if self._status is not None:
             self._follow_tool(self._status)
             self._follow_replicas(self._status, now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ReplicaKind = Literal["replica", "replica_small"]
-Kind = Literal["client", "tool", "replica", "replica_small"]
+Kind = Literal["client", "tool", "store", "replica", "replica_small"]
 Outcome = Literal["done", "failed", "port_taken", "differs"]
 """Of an action: ``port_taken`` somebody else listens there, ``differs`` another proxy has that name."""
 

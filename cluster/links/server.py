@@ -36,6 +36,7 @@ async def serving(settings: Settings, token_file: Path | None = None) -> AsyncIt
         tool_port=settings.port_tool_link,
         ports=naming.Ports(settings.port_replica_links, public.REPLICA_LINK_PORTS),
         version=int(time.time() * 1000),
+        store=(settings.port_store_link, settings.store_upstream) if settings.store_upstream else None,
     )
     async with aiohttp.ClientSession() as session:
         host = settings.bind_host if is_loopback(settings.bind_host) else None

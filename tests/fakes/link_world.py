@@ -30,10 +30,15 @@ def status(*running: Target, recovering: str = "", draining: str = "") -> ServeS
 class LinkWorld:
     """Steps time and the book; ``proxies`` is what Toxiproxy has."""
 
-    def __init__(self, ports: int = 8, proxies: dict[str, ProxySeen] | None = None) -> None:
+    def __init__(
+        self,
+        ports: int = 8,
+        proxies: dict[str, ProxySeen] | None = None,
+        store: tuple[int, str] | None = None,
+    ) -> None:
         self.proxies: dict[str, ProxySeen] = {} if proxies is None else proxies
         self.now = 1000.0
-        self.book = LinkBook(CLIENT, TOOL_PORT, Ports(FIRST_PORT, ports), version=1)
+        self.book = LinkBook(CLIENT, TOOL_PORT, Ports(FIRST_PORT, ports), version=1, store=store)
         self.refuse: dict[str, Outcome] = {}
         """Outcome of actions by name of the link; all others succeed."""
         self.done: list[Action] = []

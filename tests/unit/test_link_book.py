@@ -20,6 +20,18 @@ def running(*targets: object, **more: str) -> LinkWorld:
     return world
 
 
+def test_the_store_has_a_link_only_where_its_server_is_named() -> None:
+    for store, expected in ((None, ["client"]), ((8091, "postgres:5432"), ["client", "store"])):
+        world = LinkWorld(store=store)
+        world.look()
+        world.settle()
+        assert [link.name for link in world.book.links] == expected, "without waiting for Serve"
+    assert world.proxies["store"] == ProxySeen(8091, "postgres:5432")
+    world.serve(status(A))
+    world.settle()
+    assert [link.kind for link in world.book.links] == ["client", "store", "replica"]
+
+
 def test_nothing_is_done_before_toxiproxy_was_seen() -> None:
     world = LinkWorld()
     world.serve(status(A))

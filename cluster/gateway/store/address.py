@@ -1,4 +1,4 @@
-"""Reads the setting ``store``. Standard library only: every process that reads the settings imports it."""
+"""Reads the setting ``store``. Light, because every process that reads the settings imports it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from cluster import public
+
 FORMS: Final = "sqlite, sqlite:///FILE, postgresql://USER:PASSWORD@HOST:PORT/DATABASE or none"
-_FILE: Final = "store.db"
-_PASSWORD: Final = re.compile(r"(//[^:/@]*):[^/]*@")
+_PASSWORD: Final = re.compile(r"(//[^:/@]*):.*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def parse_address(value: str, run_dir: Path) -> StoreAddress:
     if value == "none":
         return StoreAddress("none")
     if value == "sqlite":
-        return StoreAddress("sqlite", run_dir / _FILE)
+        return StoreAddress("sqlite", run_dir / public.STORE_FILE)
     scheme, colon, rest = value.partition("://")
     if scheme == "sqlite" and colon:
         path = rest.removeprefix("/")
@@ -59,7 +60,7 @@ def _postgresql(url: str) -> str:
         host, _ = parts.hostname, parts.port
     except ValueError:
         raise ValueError(
-            "host or port of this URL cannot be read; write @ : / in a password as %40 %3A %2F"
+            "host or port of this URL cannot be read; write @ : / # ? in a password as %40 %3A %2F %23 %3F"
         ) from None
     if not host or parts.path in ("", "/"):
         missing = "database" if host else "host"
