@@ -191,6 +191,8 @@ class ArmRun:
             return
         complete = events.dropped == 0
         detail = {"events": len(events.records), "dropped": events.dropped}
+        if events.restarts:
+            detail["restarts"] = events.restarts
         self._check("gateway_events", Finding(True if complete else None, detail))
 
     def _held_awaiting(self, events: EventCopier, struck: list[Struck]) -> None:

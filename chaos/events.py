@@ -15,11 +15,15 @@ FROM_THE_END = 2**53
 
 
 class EventCopier:
-    """Copies what happens after :meth:`begin`. ``records`` keeps the copies, ``dropped`` counts what was lost."""
+    """Copies what happens after :meth:`begin`. ``records`` keeps the copies, ``dropped`` counts what was lost.
+
+    What a gateway that was killed had not told yet is lost with it, uncounted; ``restarts`` counts those.
+    """
 
     def __init__(self, admin: Admin, arm: str, sink: Callable[[GatewayEventRecord], None]) -> None:
         self.records: list[GatewayEventRecord] = []
         self.dropped = 0
+        self.restarts = 0
         self._admin = admin
         self._arm = arm
         self._sink = sink
@@ -32,7 +36,10 @@ class EventCopier:
     async def copy(self) -> None:
         """Copy what is new."""
         page = await self._admin.events(self._after)
-        self._after = max(self._after, page.last)
+        if page.last < self._after:  # another process, which counts from 1 again
+            self.restarts += 1
+            page = await self._admin.events(0)
+        self._after = page.last
         self.dropped += page.dropped
         for raw in page.events:
             detail = {key: value for key, value in raw.items() if key not in ("seq", "at", "event")}

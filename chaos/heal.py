@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 from chaos.admin import Admin, AdminError
 from chaos.faults import FAULTS, FaultContext
-from chaos.substrate import NotRunningError, Substrate, SubstrateError
-from chaos.undo import UndoLog
+from chaos.faults.kill_gateway import KillGateway
+from chaos.substrate import GatewayHandle, NotRunningError, Substrate, SubstrateError
+from chaos.undo import UndoEntry, UndoLog
 
 PROFILE = "profile"
 """Kind of the entry that remembers the gateway's profile; no fault, but a run that died leaves it changed as well."""
@@ -42,6 +43,7 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
         return []
     healed: list[str] = []
     try:
+        await _gateways_again(entries, substrate)
         endpoints = await substrate.endpoints()
     except NotRunningError:
         for entry in entries:
@@ -74,3 +76,12 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
     if problems:
         raise SubstrateError("; ".join(problems))
     return healed
+
+
+async def _gateways_again(entries: list[UndoEntry], substrate: Substrate) -> None:
+    """Start every gateway that was killed: without one nobody can be asked where the rest of the cluster is."""
+    for entry in entries:
+        if entry.kind == KillGateway.kind:
+            gateway = GatewayHandle(**entry.data["gateway"])
+            if await substrate.gateway_is_dead(gateway):
+                await substrate.start_gateway(gateway)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,31 @@ class ReplicaHandle:
     upstream: str
     handle: str
     """Container id, or process group leader's pid: opaque to everyone but the substrate."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayHandle:
+    """One gateway that runs, or ran: its name, and what the substrate needs to kill it and to start it again."""
+
+    name: str
+    handle: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Where the gateways' store is: behind a link, or a file of this machine. The other is empty."""
+
+    link: str = ""
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended, and what it wrote to its standard output and to its standard error."""
+
+    code: int
+    output: str
+    errors: str = ""
 
 
 class Substrate(Protocol):
@@ -80,6 +106,40 @@ class Substrate(Protocol):
 
     async def thaw(self, replica: ReplicaHandle) -> None:
         """Let a stopped engine go on. Safe twice, when it was never stopped, and when it is gone."""
+        ...
+
+    async def gateways(self) -> list[GatewayHandle]:
+        """Return the gateways that run."""
+        ...
+
+    async def kill_gateway(self, gateway: GatewayHandle) -> None:
+        """Kill it with SIGKILL: its container, or its process. Returns when the signal is sent."""
+        ...
+
+    async def gateway_is_dead(self, gateway: GatewayHandle) -> bool:
+        """Tell, without asking it, whether that very container or process is gone."""
+        ...
+
+    async def start_gateway(self, gateway: GatewayHandle) -> None:
+        """Start one that was killed, with the same settings, and return when it can answer calls. Safe twice."""
+        ...
+
+    async def configure_gateway(self, settings: Mapping[str, str]) -> None:
+        """Have the gateway run with these environment variables beside what the cluster was started with.
+
+        A gateway that runs with others is ended and another is started. Nothing gives back what it was started with.
+
+        Raises:
+            SubstrateError: this substrate cannot do it.
+        """
+        ...
+
+    async def store(self) -> StorePlace | None:
+        """Return where the gateways keep what must not be lost; None where they keep nothing."""
+        ...
+
+    async def gateway_command(self, module: str, *arguments: str) -> Ended:
+        """Run ``python -m cluster.gateway.<module>`` with the gateway's settings; return how it ended."""
         ...
 
     async def leftovers(self) -> list[str]:

@@ -8,9 +8,12 @@ from typing import Final
 from chaos.faults.base import BlastRadius, Fault, FaultContext, FaultError, Proof
 from chaos.faults.burst import Burst
 from chaos.faults.freeze_replica import FreezeReplica
+from chaos.faults.kill_gateway import KillGateway
 from chaos.faults.kill_replica import KillReplica
 from chaos.faults.latency import Latency
 from chaos.faults.noop import Noop
+from chaos.faults.store_down import StoreDown
+from chaos.faults.tool_lose_answer import ToolLoseAnswer
 
 __all__ = ["FAULTS", "BlastRadius", "Fault", "FaultContext", "FaultError", "Proof"]
 
@@ -20,5 +23,8 @@ FAULTS: Final[Mapping[str, type[Fault]]] = {
     "freeze_replica": FreezeReplica,
     "latency": Latency,
     "burst": Burst,
+    "kill_gateway": KillGateway,
+    "store_down": StoreDown,
+    "tool_lose_answer": ToolLoseAnswer,
 }
 """By the name that scenarios use."""

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import aiohttp
 
 from chaos.faults.base import FaultContext, FaultError, Proof, checked_settings
-from chaos.faults.probe import answered_after_s
 from chaos.faults.victim import victim
+from chaos.probe import answered_after_s
 from chaos.substrate import ReplicaHandle
 
 BEFORE_WITHIN_S = 8.0

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from chaos.faults.base import FaultContext, FaultError, Proof, checked_settings
-from chaos.faults.probe import answered_after_s
 from chaos.links import LinkFaults
 from chaos.names import require
+from chaos.probe import answered_after_s
 from chaos.toxics import latency
 
 TOXIC_NAME = "brownout-latency"

@@ -1,4 +1,4 @@
-"""Runs the command that brings a substrate up or down: bounded, its progress shown, interrupted once and waited for."""
+"""Runs commands: bounded, interrupted once and waited for; with their progress shown, or their output returned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chaos.substrate import ConfigurationError, SubstrateError
+from chaos.substrate import ConfigurationError, Ended, SubstrateError
 
 EXIT_USAGE = 4
 CLEAN_UP_S = 60.0
@@ -51,3 +51,29 @@ async def run_command(
         raise ConfigurationError("the configuration cannot be used; see above")
     if code != 0:
         raise SubstrateError(f"'{said}' ended with exit code {code}; see what it said above")
+
+
+async def ask_command(command: Sequence[str], timeout_s: float, *, env: Mapping[str, str]) -> Ended:
+    """Run ``command`` and return how it ended and what it wrote.
+
+    Raises:
+        SubstrateError: it did not end in time.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=env,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        raise SubstrateError(f"'{' '.join(command)}' did not end within {timeout_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Ended(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))

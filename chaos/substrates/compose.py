@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from chaos.admin import Admin, AdminError
-from chaos.substrate import Endpoints, NotRunningError, ReplicaHandle, SubstrateError
+from chaos.probe import answered_after_s
+from chaos.substrate import (
+    Ended,
+    Endpoints,
+    GatewayHandle,
+    NotRunningError,
+    ReplicaHandle,
+    StorePlace,
+    SubstrateError,
+)
 from chaos.substrates.command import run_command
 from chaos.substrates.containers import LABEL_SERVICE, Containers
+from chaos.waiting import until
 from cluster import public
 
 SERVICE_WORKER = "worker"
@@ -24,6 +34,7 @@ SERVICE_HEAD = "head"
 COMPOSE_FILE = "docker-compose.yml"
 UP_TIMEOUT_S = 600.0
 DOWN_TIMEOUT_S = 180.0
+GATEWAY_TIMEOUT_S = 60.0
 
 
 def inside_compose() -> bool:
@@ -114,6 +125,42 @@ class ComposeSubstrate:
 
     async def thaw(self, replica: ReplicaHandle) -> None:
         await self._ask(lambda held: held.signal_engine(replica.handle, "CONT"))
+
+    async def gateways(self) -> list[GatewayHandle]:
+        found = await self._ask(lambda held: held.of(public.GATEWAY_PROCESS))
+        return [GatewayHandle(c.name, c.id) for c in found if c.status == "running"]
+
+    async def kill_gateway(self, gateway: GatewayHandle) -> None:
+        await self._ask(lambda held: held.kill(gateway.handle))
+
+    async def gateway_is_dead(self, gateway: GatewayHandle) -> bool:
+        return not await self._ask(lambda held: held.runs(gateway.handle))
+
+    async def start_gateway(self, gateway: GatewayHandle) -> None:
+        await self._ask(lambda held: held.start(gateway.handle))
+        endpoints = await self._ask(lambda held: self._urls())
+
+        async def ready() -> bool:
+            return await answered_after_s(f"{endpoints.admin_url}/readyz", 2.0, status=200) is not None
+
+        if not await until(ready, GATEWAY_TIMEOUT_S, 0.2):
+            raise SubstrateError(
+                f"container {gateway.name} runs again, but its gateway is not ready after {GATEWAY_TIMEOUT_S:g} s"
+            )
+
+    async def configure_gateway(self, settings: Mapping[str, str]) -> None:
+        if settings:
+            raise SubstrateError(
+                f"the gateway of a compose project cannot be started with other settings ({', '.join(settings)}) by an "
+                f"experiment; use --on local"
+            )
+
+    async def store(self) -> StorePlace | None:
+        return StorePlace(link=public.LINK_STORE)
+
+    async def gateway_command(self, module: str, *arguments: str) -> Ended:
+        command = ["python", "-m", f"cluster.gateway.{module}", *arguments]
+        return Ended(*await self._ask(lambda held: held.run(public.GATEWAY_PROCESS, command)))
 
     async def leftovers(self) -> list[str]:
         return list(await self._ask(lambda held: list(held.ended_badly())))

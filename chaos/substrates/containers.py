@@ -144,6 +144,19 @@ class Containers:
         if found.status != "running":
             found.start()
 
+    def run(self, service: str, command: list[str]) -> tuple[int, str, str]:
+        """Run a command in a service's running container; return its exit code, its output and its errors.
+
+        Raises:
+            SubstrateError: none runs.
+        """
+        found = next((c for c in self.of(service) if c.status == "running"), None)
+        if found is None:
+            raise SubstrateError(f"no container of service {service!r} runs, in which {command[0]} could")
+        ended = found.exec_run(command, demux=True)
+        output, errors = ((part or b"").decode(errors="replace") for part in ended.output)
+        return int(ended.exit_code), output, errors
+
     def signal_engine(self, container: str, name: str) -> None:
         """Send a signal to the engine inside a replica's container, from inside: its pids are the container's own.
 

@@ -14,13 +14,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from chaos.admin import Admin, AdminError
-from chaos.substrate import Endpoints, NotRunningError, ReplicaHandle, SubstrateError
-from chaos.substrates.command import run_command
+from chaos.substrate import (
+    Ended,
+    Endpoints,
+    GatewayHandle,
+    NotRunningError,
+    ReplicaHandle,
+    StorePlace,
+    SubstrateError,
+)
+from chaos.substrates.command import ask_command, run_command
 from chaos.substrates.processes import (
     alive,
     family,
@@ -32,10 +40,13 @@ from chaos.substrates.processes import (
     stop,
     stopped,
 )
-from cluster.public import ClusterState, default_run_dir
+from cluster.public import GATEWAY_PROCESS, STORE_FILE, ClusterState, Exported, default_run_dir
 
 UP_TIMEOUT_S = 360.0
 DOWN_TIMEOUT_S = 90.0
+GATEWAY_TIMEOUT_S = 90.0
+COMMAND_TIMEOUT_S = 60.0
+SQLITE_URL = "sqlite:///"
 LOOK_EVERY_S = 0.2
 LOOK_AGAIN_S = 1.0
 """Once a successor is held, another comes only if that one is given up."""
@@ -130,6 +141,54 @@ class LocalSubstrate:
         for pid in _engine(replica):
             go_on(pid)
 
+    async def gateways(self) -> list[GatewayHandle]:
+        found = [one for one in self._state().processes if one.name == GATEWAY_PROCESS]
+        return [
+            GatewayHandle(one.name, json.dumps([one.pid, one.created_at]))
+            for one in found
+            if alive(one.pid, one.created_at)
+        ]
+
+    async def kill_gateway(self, gateway: GatewayHandle) -> None:
+        pid, created_at = json.loads(gateway.handle)
+        if alive(pid, created_at):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def gateway_is_dead(self, gateway: GatewayHandle) -> bool:
+        pid, created_at = json.loads(gateway.handle)
+        return not alive(pid, created_at)
+
+    async def start_gateway(self, gateway: GatewayHandle) -> None:
+        self._state()
+        await self._cluster("gateway", GATEWAY_TIMEOUT_S)
+
+    async def configure_gateway(self, settings: Mapping[str, str]) -> None:
+        given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        await self._cluster("gateway", GATEWAY_TIMEOUT_S, *(given or ["--plain"]))
+
+    async def store(self) -> StorePlace | None:
+        named = self._exported().environment({}).get("BROWNOUT_STORE", "none")
+        if named == "none":
+            return None
+        if named == "sqlite":
+            return StorePlace(file=str(self._run_dir / STORE_FILE))
+        return StorePlace(file=named.removeprefix(SQLITE_URL) if named.startswith(SQLITE_URL) else "")
+
+    async def gateway_command(self, module: str, *arguments: str) -> Ended:
+        command = [sys.executable, "-m", f"cluster.gateway.{module}", *arguments]
+        return await ask_command(command, COMMAND_TIMEOUT_S, env=self._exported().environment(os.environ))
+
+    def _exported(self) -> Exported:
+        self._state()
+        try:
+            return Exported.load(self._run_dir)
+        except (OSError, ValueError, TypeError) as error:
+            raise SubstrateError(
+                f"nobody knows how the gateway of {self._run_dir} was started ({error}); 'brownout down' and "
+                f"'brownout up --on local' start everything afresh"
+            ) from error
+
     async def _hold_successors(self, known: set[int]) -> None:
         """Hold the process of every replica that is started from now on, so that the lost one stays lost.
 
@@ -173,9 +232,9 @@ class LocalSubstrate:
     async def down(self) -> None:
         await self._cluster("down", DOWN_TIMEOUT_S)
 
-    async def _cluster(self, command: str, timeout_s: float) -> None:
+    async def _cluster(self, command: str, timeout_s: float, *arguments: str) -> None:
         env = {**os.environ, "BROWNOUT_RUN_DIR": str(self._run_dir)}
-        await run_command([sys.executable, "-m", "cluster.local", command], timeout_s, env=env)
+        await run_command([sys.executable, "-m", "cluster.local", command, *arguments], timeout_s, env=env)
 
 
 def _engine(replica: ReplicaHandle) -> Iterator[int]:

@@ -11,14 +11,23 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from chaos.substrate import Endpoints, NotRunningError, ReplicaHandle
-from cluster.public import REPLICA_LABEL_PREFIX
+from chaos.substrate import (
+    Ended,
+    Endpoints,
+    GatewayHandle,
+    NotRunningError,
+    ReplicaHandle,
+    StorePlace,
+    SubstrateError,
+)
+from cluster.public import LINK_STORE, REPLICA_LABEL_PREFIX
+from tests.fakes.tool_side import ToolSide
 
 
 @dataclass(eq=False)
@@ -64,7 +73,13 @@ class FakeCluster:
         self.profiles_set: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.attempts: dict[tuple[str, int], dict[str, Any]] = {}
-        self.toxics: dict[str, list[dict[str, Any]]] = {"client": [], "tool": []}
+        self.toxics: dict[str, list[dict[str, Any]]] = {"client": [], "tool": [], "store": []}
+        self.cut: set[str] = set()
+        """Links that are disabled."""
+        self.tool = ToolSide()
+        self.gateway = 1
+        """Number of the gateway's process; 0 while it is dead."""
+        self.gateways = 1
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.calls = 0
@@ -119,6 +134,24 @@ class FakeCluster:
 
     def _event(self, event: str, **detail: Any) -> None:
         self.events.append({"seq": len(self.events) + 1, "at": time.time(), "event": event, **detail})
+
+    def kill_gateway(self) -> None:
+        """Its events and its profile are gone with it."""
+        self.gateway = 0
+        self.events.clear()
+
+    def start_gateway(self) -> None:
+        self.gateways += 1
+        self.gateway = self.gateways
+        self.profile = {"profile": "resilient", "without": []}
+
+    @web.middleware
+    async def _while_it_lives(self, request: web.Request, handler: Any) -> Any:
+        """Cut the connection of whoever asks a gateway that is dead; links service and link proxy live on."""
+        apart = request.path.startswith(("/links", "/replicas", "/proxies"))
+        if not self.gateway and not apart and request.transport is not None:
+            request.transport.close()
+        return await handler(request)
 
     # --- the gateway ------------------------------------------------------------------------------------
 
@@ -245,6 +278,9 @@ class FakeCluster:
         await send("[DONE]")
         return response
 
+    async def healthy(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "fake"}]})
 
@@ -339,13 +375,17 @@ class FakeCluster:
         return web.Response(text=page)
 
     async def proxies(self, request: web.Request) -> web.Response:
-        return web.json_response({name: {"name": name, "enabled": True} for name in self.toxics})
+        found = {name: {"name": name, "enabled": name not in self.cut} for name in self.toxics}
+        return web.json_response(found)
 
     async def proxy(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in self.toxics:
             return web.json_response({"error": "proxy not found", "status": 404}, status=404)
-        return web.json_response({"name": name, "enabled": True, "toxics": self.toxics[name]})
+        if request.method == "PATCH":
+            (self.cut.discard if (await request.json())["enabled"] else self.cut.add)(name)
+        enabled = name not in self.cut
+        return web.json_response({"name": name, "enabled": enabled, "toxics": self.toxics[name]})
 
     async def proxy_toxics(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -402,8 +442,10 @@ class FakeCluster:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[FakeCluster]:
         """Listen on free ports of loopback until the block ends."""
-        app = web.Application()
+        app = web.Application(middlewares=[self._while_it_lives])
         app.router.add_post("/v1/chat/completions", self.completions)
+        for path in ("/healthz", "/readyz"):
+            app.router.add_get(path, self.healthy)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/admin/profile", self.get_profile)
         app.router.add_put("/admin/profile", self.put_profile)
@@ -414,11 +456,12 @@ class FakeCluster:
         app.router.add_get("/links", self.links)
         app.router.add_get("/replicas/{link}/metrics", self.replica_metrics)
         app.router.add_get("/proxies", self.proxies)
-        app.router.add_get("/proxies/{name}", self.proxy)
+        app.router.add_route("*", "/proxies/{name}", self.proxy)
         app.router.add_route("*", "/proxies/{name}/toxics", self.proxy_toxics)
         app.router.add_delete("/proxies/{name}/toxics/{toxic}", self.remove_toxic)
         tool = web.Application()
         tool.router.add_get("/health", self.tool_health)
+        self.tool.add_to(tool)
         doors = [self._door(slot) for slot in range(self.replicas_wanted)]
         runners = [web.AppRunner(a, access_log=None, shutdown_timeout=0.1) for a in (app, tool, *doors)]
         for runner in runners:
@@ -450,6 +493,10 @@ class FakeSubstrate:
         self.left: list[str] = []
         self.immortal = False
         """Whether a kill does nothing: the fault that cannot be verified."""
+        self.place: StorePlace | None = StorePlace(link=LINK_STORE)
+        self.commands: dict[str, Ended] = {}
+        """How commands of the gateway end, by module."""
+        self.configured: dict[str, str] = {}
 
     async def endpoints(self) -> Endpoints:
         if not self.running:
@@ -487,6 +534,35 @@ class FakeSubstrate:
         self.asked.append(f"thaw {replica.link}")
         if found := self.cluster.replica(replica.link):
             found.thawed.set()
+
+    async def gateways(self) -> list[GatewayHandle]:
+        return [GatewayHandle("gateway", str(self.cluster.gateway))] if self.cluster.gateway else []
+
+    async def kill_gateway(self, gateway: GatewayHandle) -> None:
+        self.asked.append("kill gateway")
+        if not self.immortal:
+            self.cluster.kill_gateway()
+
+    async def gateway_is_dead(self, gateway: GatewayHandle) -> bool:
+        return self.cluster.gateway != int(gateway.handle)
+
+    async def start_gateway(self, gateway: GatewayHandle) -> None:
+        self.asked.append("start gateway")
+        if not self.cluster.gateway:
+            self.cluster.start_gateway()
+
+    async def configure_gateway(self, settings: Mapping[str, str]) -> None:
+        self.asked.append(f"configure {dict(settings)}")
+        self.configured = dict(settings)
+
+    async def store(self) -> StorePlace | None:
+        return self.place
+
+    async def gateway_command(self, module: str, *arguments: str) -> Ended:
+        self.asked.append(" ".join((module, *arguments)))
+        if module not in self.commands:
+            raise SubstrateError(f"the fake cluster has no command {module}")
+        return self.commands[module]
 
     async def leftovers(self) -> list[str]:
         return list(self.left)

@@ -38,7 +38,13 @@ async def context(cluster: FakeCluster) -> AsyncIterator[FaultContext]:
         yield FaultContext(substrate, endpoints, admin)
 
 
-TARGETS = {"latency": "tool", "burst": "client"}
+TARGETS = {
+    "latency": "tool",
+    "burst": "client",
+    "kill_gateway": "gateway",
+    "store_down": "store",
+    "tool_lose_answer": "tool",
+}
 
 
 def asked(context: FaultContext) -> list[str]:
@@ -70,7 +76,7 @@ async def test_every_fault_can_be_rebuilt_from_its_undo_entry(context: FaultCont
 async def test_every_fault_refuses_an_unknown_target_and_an_unknown_setting(
     context: FaultContext, kind: str
 ) -> None:
-    with pytest.raises(UnknownName, match="did you mean 'replica-"):
+    with pytest.raises(UnknownName, match=r"did you mean 'replica-|known are: (gateway|store|tool)"):
         await FAULTS[kind].resolve(context, "replica-9", {})
     with pytest.raises(UnknownName, match=f"setting of fault '{kind}'"):
         await FAULTS[kind].resolve(context, "replica-0", {"latncy_s": 1})
