@@ -1,11 +1,11 @@
-"""The admin application, on a port of its own: profiles, what is in flight, waiting for a state, events."""
+"""The admin application, on a port of its own: profiles, what is in flight, waiting for a state, events, metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
@@ -19,6 +19,8 @@ from cluster.gateway.event_log import CAPACITY
 from cluster.gateway.inflight import Snapshot
 from cluster.gateway.service import BadOverride, Gateway
 from policies.profiles import UnknownName
+
+_EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Query(BaseModel):
@@ -65,6 +67,7 @@ class Admin:
             Route("/admin/inflight", self._inflight, methods=["GET"]),
             Route("/admin/wait", self._wait, methods=["GET"]),
             Route("/admin/events", self._events, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
             *health_routes(self._gateway),
         ]
         handlers: Any = {HTTPException: _plain, ValidationError: _invalid}
@@ -121,6 +124,9 @@ class Admin:
             for task in (wanted, *others):
                 task.cancel()
             await asyncio.gather(wanted, *others, return_exceptions=True)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self._gateway.metrics.render(), headers={"content-type": _EXPOSITION})
 
     async def _events(self, request: Request) -> Response:
         query = EventsQuery.model_validate(dict(request.query_params))

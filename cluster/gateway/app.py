@@ -1,4 +1,4 @@
-"""The public application: ``/v1/*``, health, readiness and metrics; whatever else is asked is a 404."""
+"""The public application: ``/v1/*``, health and readiness; whatever else is asked is a 404."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster import public
+from cluster.gateway.authorisation import require_allowed
 from cluster.gateway.completions import Completions
 from cluster.gateway.errors import InvalidRequest, shape, to_http
 from cluster.gateway.exchange import request_id_of
 from cluster.gateway.generation import PATHS, check_model_name
 from cluster.gateway.service import Gateway
+from policies.errors import FailedClosed
 
 _LOG = logging.getLogger(__name__)
-_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def public_app(gateway: Gateway) -> Starlette:
@@ -37,10 +38,14 @@ def public_app(gateway: Gateway) -> Starlette:
         }
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [card()]}, headers=_stamp(gateway, request))
+        allowed = gateway.tenants.identify(request.scope).may_use(gateway.context.model)
+        cards = [card()] if allowed else []
+        return JSONResponse({"object": "list", "data": cards}, headers=_stamp(gateway, request))
 
     async def model(request: Request) -> Response:
+        identity = gateway.tenants.identify(request.scope)
         check_model_name(request.path_params["name"], gateway.context)
+        require_allowed(identity, model=gateway.context.model)
         return JSONResponse(card(), headers=_stamp(gateway, request))
 
     routes = [
@@ -69,13 +74,9 @@ def health_routes(gateway: Gateway) -> list[Route]:
         }
         return JSONResponse(state, status_code=200 if gateway.is_ready() else 503)
 
-    async def metrics(request: Request) -> Response:
-        return Response(gateway.metrics.render(), headers={"content-type": _EXPOSITION})
-
     return [
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
     ]
 
 
@@ -105,10 +106,10 @@ def _handlers(gateway: Gateway) -> Handlers:
         return Response(body, error.status_code, {**headers, "content-type": "application/json"})
 
     async def failed(request: Request, error: Exception) -> Response:
-        if not isinstance(error, InvalidRequest):
+        if not isinstance(error, InvalidRequest | FailedClosed):
             _LOG.exception("%s %s failed", request.method, request.url.path, exc_info=error)
         answer = to_http(error)
-        headers = {**answer.headers, **_stamp(gateway, request), "content-type": "application/json"}
+        headers = {**answer.headers, **_stamp(gateway, request), "content-type": answer.content_type}
         return Response(answer.body, answer.status, headers)
 
-    return {HTTPException: refused, InvalidRequest: failed, Exception: failed}
+    return {HTTPException: refused, InvalidRequest: failed, FailedClosed: failed, Exception: failed}

@@ -53,6 +53,9 @@ class QuotaLimits:
     """Of prompts and outputs together."""
 
 
+UNBOUNDED: Final = QuotaLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The caller of one request, as its key says; never as its headers say.
@@ -73,7 +76,7 @@ class Identity:
     classes: Mapping[str, WorkClass] = field(default_factory=lambda: OPEN_CLASSES, hash=False)
     default_class: str = ""
     """Of a request that names none."""
-    quotas: QuotaLimits = QuotaLimits()
+    quotas: QuotaLimits = UNBOUNDED
     cache_salt: str = field(default="", repr=False)
     """Keeps the prefix cache of one tenant from another's prompts; a secret where keys are asked for."""
 

@@ -101,6 +101,7 @@ class Rig:
 
 def sqlite_store(path: Path) -> SqliteStore:
     """Return a store in that file, with all tables."""
+    path.touch()
     engine = sqlite_engine(path)
     METADATA.create_all(engine)
     engine.dispose()

@@ -179,7 +179,7 @@ async def test_events_tell_a_calls_story(made: Rig) -> None:
 
 
 async def metrics(made: Rig) -> dict[Any, float]:
-    async with made.http.get(f"{made.url}/metrics") as response:
+    async with made.http.get(f"{made.admin_url}/metrics") as response:
         families = text_string_to_metric_families(await response.text())
     return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
 

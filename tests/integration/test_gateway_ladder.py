@@ -232,7 +232,7 @@ async def test_events_and_metrics_tell_of_the_ladder(made: Rig) -> None:
     assert [event["level"] for event in made.events("level")] == [1, 2]
     assert {event["reason"] for event in made.events("level")} == {"load"}
     assert [event["rung"] for event in made.events("degraded")] == ["short_context"]
-    async with made.http.get(f"{made.url}/metrics") as response:
+    async with made.http.get(f"{made.admin_url}/metrics") as response:
         text = await response.text()
     assert f"{public.METRIC_LADDER_LEVEL} 2.0" in text
     assert f'{public.METRIC_RUNGS}{{rung="short_context"}} 1.0' in text

@@ -104,7 +104,7 @@ async def test_refusals_are_counted_by_reason_once_a_call(made: Rig) -> None:
     for _ in range(4):
         async with made.http.post(f"{made.url}/v1/completions", json=BODY):
             pass
-    async with made.http.get(f"{made.url}/metrics") as response:
+    async with made.http.get(f"{made.admin_url}/metrics") as response:
         text = await response.text()
     counts = {
         line.split('"')[1]: float(line.split()[-1])
