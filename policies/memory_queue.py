@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from policies.clock import Clock, SystemClock
@@ -161,9 +161,20 @@ class MemoryQueue:
         entry = self._own(tenant, job_id)
         return None if entry is None else entry.result
 
-    async def page(self, tenant: str, limit: int, before: tuple[float, str] | None = None) -> Sequence[Job]:
-        now = self._clock.now()
-        own = [one.job.seen_at(now) for one in self._entries.values() if one.job.tenant == tenant]
+    async def page(
+        self,
+        tenant: str,
+        limit: int,
+        before: tuple[float, str] | None = None,
+        *,
+        about: Mapping[str, str] | None = None,
+    ) -> Sequence[Job]:
+        now, wanted = self._clock.now(), (about or {}).items()
+        own = [
+            one.job.seen_at(now)
+            for one in self._entries.values()
+            if one.job.tenant == tenant and wanted <= one.job.about.items()
+        ]
         own.sort(key=lambda one: (one.created_at, one.id), reverse=True)
         return [one for one in own if before is None or (one.created_at, one.id) < before][:limit]
 

@@ -236,8 +236,18 @@ class WorkQueue(Protocol):
         """Return what came of a tenant's own job; None where nothing did, or it is not kept any more."""
         ...
 
-    async def page(self, tenant: str, limit: int, before: tuple[float, str] | None = None) -> Sequence[Job]:
-        """Return a tenant's own jobs, newest first; ``before`` is instant and id of the last one of the page before."""
+    async def page(
+        self,
+        tenant: str,
+        limit: int,
+        before: tuple[float, str] | None = None,
+        *,
+        about: Mapping[str, str] | None = None,
+    ) -> Sequence[Job]:
+        """Return a tenant's own jobs, newest first, those alone with what ``about`` names.
+
+        ``before`` is instant and id of the last one of the page before.
+        """
         ...
 
     async def tidy(self) -> int:
