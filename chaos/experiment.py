@@ -20,6 +20,8 @@ OF_AN_ARM: Final = (GOODPUT, TIME_TO_RECOVER, TIME_TO_DETECT)
 
 Role = Literal["control", "naive", "resilient"]
 """What an arm is for: no fault; the fault without what is claimed to help; the fault with it."""
+Clients = Literal["", "once", "new_keys"]
+"""How an arm's clients differ from what their classes say: not at all; nobody repeats; every try has a new key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,9 @@ class Arm:
 
     ``role`` follows from the rest where it is not given: an arm with the fault whose profile is not ``resilient`` is
     the one that shows what the fault does to a service without the policies, whatever its name.
+
+    ``clients`` takes from clients what their classes say of them (:mod:`chaos.load.habits`): ``once`` that they repeat,
+    ``new_keys`` that what they repeat has the key of the first try.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Arm:
     fault: bool
     without: tuple[str, ...] = ()
     role: Role | Literal[""] = ""
+    clients: Clients = ""
 
     def __post_init__(self) -> None:
         """Fill in the role.
@@ -59,7 +65,12 @@ class CallClass:
 
     ``share`` is its part of the arrivals, in proportion to the other classes' shares; ``surge_share`` its part of the
     arrivals that a load fault adds, None for the same. ``priority``, ``tenant`` and ``service_class`` go to the gateway
-    as headers; an empty one is not sent.
+    as headers; an empty one is not sent. ``api_key`` names a key of the experiment's tenants.
+
+    ``transfer`` calls have the tool submit a transfer. They carry an idempotency key, as all do whose clients
+    ``repeat``: send a call again while it has no final answer. ``respond_async`` asks for a job, whose result is
+    waited for up to ``result_within_s`` after the call was due. With ``prompts`` there are only so many different
+    calls, the same for all classes with that number and those lengths.
     """
 
     name: str
@@ -72,6 +83,12 @@ class CallClass:
     stream_share: float = 1.0
     client_deadline_s: float = 10.0
     surge_share: float | None = None
+    api_key: str = ""
+    transfer: bool = False
+    repeats: bool = False
+    respond_async: bool = False
+    result_within_s: float = 30.0
+    prompts: int = 0
 
     @property
     def of_a_surge(self) -> float:

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
-Outcome = Literal["ok", "failed", "refused", "late", "degraded"]
+Outcome = Literal["ok", "failed", "refused", "late", "degraded", "deferred", "deferred_done"]
+"""``deferred``: accepted for later, and no result by the client's deadline; ``deferred_done``: with its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,46 @@ class CallRecord:
     """Whether a burst added it: such calls are sent only in arms with the fault."""
     rung: str = ""
     """The rung of the ladder at which it was answered, as the gateway said; empty when it said nothing."""
+    tries: list[dict[str, Any]] = field(default_factory=list)
+    """Each time that a client who repeats sent it: ``request_id``, ``sent_at``, ``ended_at``, ``status``,
+    ``error_type``. Empty for the others."""
+    api_key: str = ""
+    """The name of the key that it was sent with."""
+    tenant: str = ""
+    effect: str = ""
+    """What the tool's ledger calls the sender of the effect that was asked for; empty when none was."""
+    cache: str = ""
+    """What the gateway said of its answer cache."""
+    job: str = ""
+    """Where the job is that it became, as a path."""
+    accepted_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRecord:
+    """One line of the tool's ledger that was written while an arm ran; ``seq`` is its number there."""
+
+    type: ClassVar[str] = "effect"
+    arm: str
+    seq: int
+    key: str
+    sender: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What became of a job, looked at when an arm had ended; ``n`` is the call that it was accepted for."""
+
+    type: ClassVar[str] = "job"
+    arm: str
+    n: int
+    job: str
+    state: str
+    at: float
+    reason: str = ""
+    text_sha: str = ""
+    """Of its result; the call's own has what the client read before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +224,8 @@ Record = (
     | FaultRecord
     | GatewayEventRecord
     | CheckRecord
+    | EffectRecord
+    | JobRecord
     | EndRecord
 )
 _TYPES: dict[str, type[Any]] = {
@@ -196,6 +239,8 @@ _TYPES: dict[str, type[Any]] = {
         FaultRecord,
         GatewayEventRecord,
         CheckRecord,
+        EffectRecord,
+        JobRecord,
         EndRecord,
     )
 }

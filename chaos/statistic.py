@@ -14,8 +14,10 @@ from typing import Final, Literal
 
 from chaos.history import CallRecord
 
-ANSWERED: Final = frozenset({"ok", "degraded"})
-"""Outcomes that count as success; ``degraded`` is counted apart as well."""
+ANSWERED: Final = frozenset({"ok", "degraded", "deferred_done"})
+"""Outcomes that count as success; ``degraded`` and ``deferred_done`` are counted apart as well."""
+_NO_LATENCY: Final = frozenset({"refused", "deferred", "deferred_done"})
+"""Outcomes of calls that take no part in latencies: they were told to come back."""
 
 Values = tuple[float, ...]
 """What one call contributes to a statistic: nothing, one number, or one a token gap."""
@@ -77,20 +79,20 @@ def mean(values: Sequence[float]) -> float:
 
 
 def answered(call: CallRecord) -> bool:
-    """Tell whether the call was answered in time, in full or degraded."""
+    """Tell whether the call was answered in time, in full or degraded, or accepted for later and answered then."""
     return call.outcome in ANSWERED
 
 
 def ttft_s(call: CallRecord) -> float | None:
     """Return scheduled send to first token; ``inf`` when it never came, None when the call takes no part."""
-    if not call.stream or (call.outcome == "refused" and call.first_token_at is None):
+    if not call.stream or (call.outcome in _NO_LATENCY and call.first_token_at is None):
         return None
     return math.inf if call.first_token_at is None else call.first_token_at - call.scheduled_at
 
 
 def e2e_s(call: CallRecord) -> float | None:
-    """Return scheduled send to the end of the answer; ``inf`` when it did not end well, None when refused."""
-    if call.outcome == "refused":
+    """Return scheduled send to end; ``inf`` when it did not end well, None when refused or deferred."""
+    if call.outcome in _NO_LATENCY:
         return None
     return call.ended_at - call.scheduled_at if answered(call) else math.inf
 

@@ -35,6 +35,7 @@ TYPED_ERRORS: Final = frozenset(
     }
 )
 """Types of error that the gateway gives; any other is the client's word for what it found broken."""
+_WHOLE: Final = frozenset({"ok", "deferred_done"})
 _ENDS: Final = frozenset({"length", "stop", "tool_calls"})
 
 
@@ -42,9 +43,10 @@ def flaw(call: CallRecord) -> str:
     """Return what is wrong with a call that was taken for answered; empty when nothing is."""
     if call.finish_reason not in _ENDS:
         return f"finish_reason {call.finish_reason!r}"
-    if call.stream and not call.done:
+    stream = call.stream and call.outcome != "deferred_done"
+    if stream and not call.done:
         return "no [DONE]"
-    if call.stream and call.first_token_at is None:
+    if stream and call.first_token_at is None:
         return "no token arrived"
     if call.output_tokens <= 0:
         return "no token count in its usage"
@@ -52,7 +54,7 @@ def flaw(call: CallRecord) -> str:
         return f"{call.output_tokens} tokens where {call.max_tokens} were due"
     if call.output_tokens > call.max_tokens:
         return f"{call.output_tokens} tokens, more than the {call.max_tokens} that were asked for"
-    if call.stream and len(call.token_at) > call.output_tokens:
+    if stream and len(call.token_at) > call.output_tokens:
         return f"{len(call.token_at)} chunks of text for {call.output_tokens} tokens: something was repeated"
     return ""
 
@@ -72,14 +74,14 @@ def streams_unaltered(measures: Measures) -> Iterator[Check]:
     if control is None:
         yield Check("streams_unaltered", "inconclusive", "no control arm was run to compare texts with")
         return
-    whole = {call.n: call for call in control.calls if call.outcome == "ok" and not shortened(call)}
+    whole = {call.n: call for call in control.calls if call.outcome in _WHOLE and not shortened(call)}
     for arm in measures.evidence.arms:
         if arm is control:
             continue
         both = [
             (whole[call.n], call)
             for call in arm.calls
-            if call.outcome == "ok" and not shortened(call) and call.n in whole
+            if call.outcome in _WHOLE and not shortened(call) and call.n in whole
         ]
         altered = [call for twin, call in both if _text(twin) != _text(call)]
         resumed = arm.resumed()

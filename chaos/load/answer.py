@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from chaos.history import Outcome
 from chaos.load.prompts import Ask
+from cluster.public import (
+    HEADER_ATTEMPTS,
+    HEADER_CACHE,
+    HEADER_REPLICA,
+    HEADER_RUNG,
+    HEADER_SHOULD_RETRY,
+    HEADER_TOOL,
+)
 
 FINISHED: Final = ("stop", "length", "tool_calls")
 """The finish reasons of a whole answer; ``abort`` is what an engine says of a generation that it gave up."""
 ANSWERED: Final = ("ok", "degraded")
-"""Outcomes of calls that were answered, if with less than was asked for."""
+"""Outcomes of calls that were answered at once, if with less than was asked for."""
 TOOL_OK: Final = ("ok", "")
 """Values of the tool header that mean that nothing was left out."""
-FULL_RUNG: Final = ("full", "")
-"""Values of the rung header that mean that nothing was taken away."""
+FULL_RUNG: Final = ("full", "", "deferred")
+"""Values of the rung header that mean that nothing was taken away; what comes later comes whole."""
+ACCEPTED: Final = 202
 
 
 @dataclass(slots=True)
@@ -43,6 +54,15 @@ class Answer:
     attempts: int = 0
     tool: str = ""
     rung: str = ""
+    cache: str = ""
+    should_retry: str = ""
+    retry_after_s: float | None = None
+    job: str = ""
+    """The path of the job that the call became; empty when it became none."""
+    job_state: str = ""
+    job_reason: str = ""
+    accepted_at: float | None = None
+    result_at: float | None = None
 
     @property
     def text_sha(self) -> str:
@@ -54,6 +74,22 @@ class Answer:
         """Note what went wrong; the first cause stays."""
         if not self.error_type:
             self.error_type, self.error = error_type, error[:300]
+
+    def heard(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the status and the headers of the response; ``headers`` finds a name whatever its case."""
+        self.status = status
+        self.retry_after = "retry-after" in headers
+        after = headers.get("retry-after", "")
+        self.retry_after_s = float(after) if after.isdigit() else None
+        self.should_retry = headers.get(HEADER_SHOULD_RETRY, "")
+        self.replica = headers.get(HEADER_REPLICA, "")
+        self.tool = headers.get(HEADER_TOOL, "")
+        self.rung = headers.get(HEADER_RUNG, "")
+        self.cache = headers.get(HEADER_CACHE, "")
+        attempts = headers.get(HEADER_ATTEMPTS, "")
+        self.attempts = int(attempts) if attempts.isdigit() else 0
+        if status == ACCEPTED:
+            self.job = urlsplit(headers.get("location", "")).path
 
     def line(self, raw: bytes, at: float) -> None:
         """Take one line of an event stream that arrived at ``at``."""
@@ -84,6 +120,12 @@ class Answer:
             self.fail("malformed", f"a body that is not a JSON object: {raw[:100]!r}")
         else:
             self._take(event, None)
+
+    def result(self, status: int, raw: bytes) -> None:
+        """Take the result of the job that the call became; the call's own status stays."""
+        accepted, self.status = self.status, status
+        self.body(raw)
+        self.status = accepted
 
     def _problem(self, problem: Any, default_type: str, default_text: str) -> None:
         if isinstance(problem, dict):
@@ -143,6 +185,8 @@ class Answer:
 
         ``late`` says that the client's deadline cut the answer off.
         """
+        if self.job:
+            return self._close_job(asked)
         if late:
             self.fail("late", "the client's deadline ran out")
             return "late"
@@ -155,3 +199,14 @@ class Answer:
             return "refused" if refused else "failed"
         without_tool = asked.tool_symbol and self.tool not in TOOL_OK
         return "degraded" if without_tool or self.shortened else "ok"
+
+    def _close_job(self, asked: Ask) -> Outcome:
+        if self.result_at is not None:
+            if not self.error_type and (missing := self._incomplete(replace(asked, stream=False))):
+                self.fail(*missing)
+            return "failed" if self.error_type else "deferred_done"
+        if self.job_state in ("failed", "cancelled", "expired", "missing"):
+            self.fail(f"job_{self.job_state}", self.job_reason)
+            return "failed"
+        self.fail("deferred", "accepted, and no result by the client's deadline")
+        return "deferred"

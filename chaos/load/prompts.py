@@ -45,6 +45,8 @@ class Ask:
     max_tokens: int
     stream: bool
     tool_symbol: str = ""
+    transfer: bool = False
+    """Whether the tool is to submit a transfer, which the answer cannot do without."""
     call_class: CallClass | None = None
 
     @property
@@ -71,7 +73,9 @@ def ask(load: Load, seed: int | str, n: int, *, surge: bool = False) -> Ask:
     """Return what call ``n`` of a seed asks, with lengths and kind drawn as ``load`` says."""
     call_class = class_of(load, seed, n, surge=surge)
     drawn_as = call_class or load
-    draws = random.Random(f"{seed}/call/{n}")
+    pool = call_class.prompts if call_class else 0
+    which = f"pool/{random.Random(f'{seed}/pool/{n}').randrange(pool)}" if pool else f"call/{n}"
+    draws = random.Random(f"{seed}/{which}")
     prompt_tokens = draws.randint(*drawn_as.prompt_tokens)
     max_tokens = draws.randint(*drawn_as.output_tokens)
     stream = draws.random() < drawn_as.stream_share
@@ -81,5 +85,6 @@ def ask(load: Load, seed: int | str, n: int, *, surge: bool = False) -> Ask:
         max_tokens=max_tokens,
         stream=stream,
         tool_symbol=symbol if load.tool else "",
+        transfer=call_class is not None and call_class.transfer,
         call_class=call_class,
     )

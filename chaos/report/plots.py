@@ -16,7 +16,7 @@ from chaos.report.lane import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Lane, cha
 from chaos.report.svg import Scale, el, linear, logarithmic, path, round_step
 from chaos.text import number
 
-OUTCOMES: Final = ("ok", "degraded", "refused", "late", "failed")
+OUTCOMES: Final = ("ok", "degraded", "deferred_done", "deferred", "refused", "late", "failed")
 """In the order in which they are stacked, the worst on top."""
 MOST_BINS: Final = 60
 MOST_TITLES: Final = 1500
