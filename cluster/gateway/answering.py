@@ -68,11 +68,28 @@ class Answering:
         self._call: Call | None = None
         self._delivery = Delivery()
         self._unsent = b""
+        self.usage: dict[str, Any] = {}
+        """Of the answer, once it is there."""
 
     @property
     def rung(self) -> str:
         """Return the rung of the ladder at which the call was answered; empty before it reached the ladder."""
         return "" if self._call is None else self._delivery.rung
+
+    @property
+    def attempts(self) -> int:
+        """Return how many attempts it took so far."""
+        return self._delivery.attempts
+
+    @property
+    def replica(self) -> str:
+        """Return the link of the replica that answered, or tried last; empty where none was asked."""
+        return self._delivery.replica
+
+    def tools_told(self) -> list[dict[str, object]]:
+        """Return what became of each tool call."""
+        tool, outcome = self._wanted.request.tool_call, self._exchange.headers.get(public.HEADER_TOOL)
+        return [] if tool is None else [{"step": "tool-0", "method": tool.method, "outcome": outcome or ""}]
 
     async def run(self) -> None:
         """Tool phase, generation, and the end of the answer."""
@@ -231,6 +248,7 @@ class Answering:
         return Continuation(counter.tokenizer, self._gateway.context.max_model_len, counter.defaults)
 
     def _settle(self, answer: Answer, call: Call) -> None:
+        self.usage = answer.usage
         prompt, completion = answer.usage.get("prompt_tokens"), answer.usage.get("completion_tokens")
         if isinstance(prompt, int) and isinstance(completion, int):
             self._gateway.metrics.tokens(prompt, completion)

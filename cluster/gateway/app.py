@@ -13,11 +13,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster import public
+from cluster.gateway.audit_trail import looked_at
 from cluster.gateway.authorisation import require_allowed
 from cluster.gateway.completions import Completions
 from cluster.gateway.errors import InvalidRequest, shape, to_http
 from cluster.gateway.exchange import request_id_of
 from cluster.gateway.generation import PATHS, check_model_name
+from cluster.gateway.identity import Identity
 from cluster.gateway.service import Gateway
 from policies.errors import FailedClosed
 
@@ -37,21 +39,19 @@ def public_app(gateway: Gateway) -> Starlette:
             "max_model_len": gateway.context.max_model_len,
         }
 
-    async def models(request: Request) -> Response:
-        allowed = gateway.tenants.identify(request.scope).may_use(gateway.context.model)
-        cards = [card()] if allowed else []
+    async def models(request: Request, identity: Identity) -> Response:
+        cards = [card()] if identity.may_use(gateway.context.model) else []
         return JSONResponse({"object": "list", "data": cards}, headers=_stamp(gateway, request))
 
-    async def model(request: Request) -> Response:
-        identity = gateway.tenants.identify(request.scope)
+    async def model(request: Request, identity: Identity) -> Response:
         check_model_name(request.path_params["name"], gateway.context)
         require_allowed(identity, model=gateway.context.model)
         return JSONResponse(card(), headers=_stamp(gateway, request))
 
     routes = [
         *(Route(path, Completions(gateway, api), methods=["POST"]) for api, path in PATHS.items()),
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{name:path}", model, methods=["GET"]),
+        Route("/v1/models", looked_at(gateway, models), methods=["GET"]),
+        Route("/v1/models/{name:path}", looked_at(gateway, model), methods=["GET"]),
         *health_routes(gateway),
     ]
     return Starlette(routes=routes, exception_handlers=_handlers(gateway))

@@ -27,13 +27,12 @@ from cluster.gateway.audit_record import (
     REFUSALS,
     Closing,
     Opening,
-    ToolStep,
     closing_body,
     opening_body,
 )
 from cluster.gateway.store.store import Store, StoreUnavailable
 
-__all__ = ["Audit", "Closing", "Opened", "Opening", "ToolStep"]
+__all__ = ["Audit", "Closing", "Opened", "Opening"]
 
 Opened = Entry
 """An open record that the store has; it is what :meth:`Audit.close` wants."""
@@ -131,17 +130,35 @@ class Audit:
 
         Waits for the store, but not for long: a refusal is told to the caller whether the store is there or not.
         """
+        written = self.note_refused(opening, closing)
+        if written is not None and not self._away:
+            await asyncio.wait((written,), timeout=_REFUSAL_WAIT_S)
+
+    def note_refused(self, opening: Opening, closing: Closing) -> asyncio.Future[None] | None:
+        """Do as :meth:`refused` without waiting; return what says that it is written, None where it is summed up."""
         if not self._has_records_of_its_own(bool(opening.key_id)):
             self._sum_up(closing)
-            return
+            return None
         now = self._now()
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         opened = Entry(OPEN, opening.request_id, opening_body(opening, now))
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        body = closing_body(closing, now)
-        closed = Entry(CLOSE, opening.request_id, body, opened=opened, waiter=waiter)
+        closed = closing_body(closing, now)
         self._put(opened)
-        self._put(closed)
-        await asyncio.wait((waiter,), timeout=_REFUSAL_WAIT_S)
+        self._put(Entry(CLOSE, opening.request_id, closed, opened=opened, waiter=written))
+        return written
+
+    async def looked(self, opening: Opening, closing: Closing) -> None:
+        """Record a request that only reads, before it is answered.
+
+        Without a key, those that are too many are summed up like refusals.
+
+        Raises:
+            StoreUnavailable: there is no record, so the request must be refused. That it was is recorded later.
+        """
+        if self._has_records_of_its_own(bool(opening.key_id)):
+            self.close(await self.open(opening), closing)
+        else:
+            self._sum_up(closing)
 
     async def aclose(self, within_s: float = 5.0) -> None:
         """Write what still waits, as far as the store lets us within that time; safe twice."""

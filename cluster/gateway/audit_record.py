@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -53,26 +54,12 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolStep:
-    """What became of one call of a tool.
-
-    Args:
-        state: ``done``, ``refused``, ``unknown``, or ``skipped``.
-        effect: ``none`` where the tool only reads; else ``done``, ``not_done`` or ``unknown``.
-    """
-
-    step: str
-    method: str
-    state: str
-    effect: str = "none"
-
-
-@dataclass(frozen=True, slots=True)
 class Closing:
     """How a request ended.
 
     Args:
         status: of the HTTP answer; None where none was begun.
+        tools: of each tool call its ``step``, ``method``, ``state`` and ``effect``, and nothing that it was given.
         reason: a word, never the text of an error: that may hold a caller's words.
         seconds: from its arrival to its end.
     """
@@ -82,7 +69,7 @@ class Closing:
     rung: str = ""
     attempts: int = 0
     replica: str = ""
-    tools: tuple[ToolStep, ...] = ()
+    tools: Sequence[Mapping[str, object]] = ()
     reason: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -138,7 +125,7 @@ def closing_body(closing: Closing, at: float) -> dict[str, Any]:
     if closing.seconds is not None:
         body["seconds"] = round(closing.seconds, 6)
     if closing.tools:
-        body["tools"] = [_said(step) for step in closing.tools]
+        body["tools"] = [dict(step) for step in closing.tools]
     return body
 
 

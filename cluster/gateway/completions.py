@@ -16,6 +16,7 @@ from cluster import public
 from cluster.gateway import generation
 from cluster.gateway.answer import Answer
 from cluster.gateway.answering import Answering, Wanted
+from cluster.gateway.audit_trail import Trail, word_of
 from cluster.gateway.authorisation import authorise
 from cluster.gateway.calls import LiveCall
 from cluster.gateway.errors import InvalidRequest, to_http
@@ -46,25 +47,35 @@ class Completions:
         exchange = Exchange(scope, receive, send)
         exchange.headers[public.HEADER_PROFILE] = pipeline.profile
         arrived_at = gateway.clock.now()  # before the body, which may take its time
+        trail = Trail(gateway, scope, exchange.request_id)
         try:
-            identity = gateway.tenants.identify(scope)  # stage 1: who asks
+            trail.identity = identity = gateway.tenants.identify(scope)  # stage 1: who asks
             raw = await exchange.read_body(gateway.settings.max_body_bytes)
-            wanted = self._check(scope, raw, pipeline, arrived_at, identity)
+            trail.read(raw)
+            wanted = self._check(scope, raw, pipeline, arrived_at, identity, trail)
         except ClientLeft:
             gateway.sink.emit(CallEnded(exchange.request_id, "cancelled"))
             return
         except InvalidRequest as error:
             gateway.sink.emit(CallEnded(exchange.request_id, "invalid"))
+            await trail.refused(error)
             await exchange.fail(to_http(error))
             return
         except FailedClosed as error:
             gateway.sink.emit(CallEnded(exchange.request_id, "refused", error.reason))
+            await trail.refused(error)
             await exchange.fail(to_http(error))
             return
-        await exchange.while_connected(self._serve(exchange, pipeline, wanted))
+        await exchange.while_connected(self._serve(exchange, pipeline, wanted, trail))
 
     def _check(
-        self, scope: Scope, raw: bytes, pipeline: Pipeline[Answer], arrived_at: float, identity: Identity
+        self,
+        scope: Scope,
+        raw: bytes,
+        pipeline: Pipeline[Answer],
+        arrived_at: float,
+        identity: Identity,
+        trail: Trail,
     ) -> Wanted:
         """Stages 2 and 3: whether the request is in order, and whether its sender may make it."""
         kind = (header(scope, "content-type") or "application/json").split(";")[0].strip().lower()
@@ -76,10 +87,12 @@ class Completions:
             )
         body = parse_json(raw)
         request = validate(self._api, body)
+        trail.asked(request)
         generation.check_model_name(request.model, self._gateway.context)
         deadline = self._deadline(scope, pipeline, arrived_at)
         methods = () if request.tool_call is None else (request.tool_call.method,)
         identity, standing = authorise(identity, scope, model=request.model, methods=methods)
+        trail.identity, trail.standing = identity, standing
         return Wanted(request, body, deadline, len(raw), standing, identity)
 
     def _deadline(self, scope: Scope, pipeline: Pipeline[Answer], arrived_at: float) -> Deadline:
@@ -100,30 +113,45 @@ class Completions:
             )
         return Deadline(arrived_at + seconds, clock)
 
-    async def _serve(self, exchange: Exchange, pipeline: Pipeline[Answer], wanted: Wanted) -> None:
+    async def _serve(
+        self, exchange: Exchange, pipeline: Pipeline[Answer], wanted: Wanted, trail: Trail
+    ) -> None:
         with self._gateway.calls.open(exchange.request_id) as live:
+            trail.request_id = live.request_id
             answering = Answering(self._gateway, self._api, exchange, pipeline, wanted, live)
             try:
-                await self._stages(answering)
+                await self._stages(answering, trail)
                 live.outcome = "ok"
             except (PolicyError, InvalidRequest) as error:
                 live.outcome = _outcome(error)
                 live.reason = error.reason if isinstance(error, CallRefused) else ""
+                trail.reason = word_of(error)
                 await answering.fail(error)
             except Exception as error:
                 live.outcome = "failed"
+                trail.reason = "internal_error"
                 _LOG.exception("call %s failed in the gateway itself", live.request_id)
                 await answering.fail(error)
             finally:
                 live.rung = answering.rung
-                self._settle(exchange, answering, live)
+                self._settle(exchange, answering, live, trail)
 
-    async def _stages(self, answering: Answering) -> None:
+    async def _stages(self, answering: Answering, trail: Trail) -> None:
         """Stages 4 to 10: quota, record, claim, cache, and the answering itself."""
+        await trail.open()
         await answering.run()
 
-    def _settle(self, exchange: Exchange, answering: Answering, live: LiveCall) -> None:
+    def _settle(self, exchange: Exchange, answering: Answering, live: LiveCall, trail: Trail) -> None:
         """Stage 11: what is owed when a call has ended in whatever way. It must not wait: the client may be gone."""
+        trail.close(
+            live.outcome,
+            exchange.status,
+            rung=live.rung,
+            attempts=answering.attempts,
+            replica=answering.replica,
+            tools=answering.tools_told(),
+            usage=answering.usage,
+        )
 
 
 def _outcome(error: Exception) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.gateway.audit import Audit
 from cluster.gateway.store.store import Store
 from cluster.settings import Settings
 
@@ -44,4 +45,5 @@ async def open_state(settings: Settings, store: Store | None) -> State:
     state = State(store=store)
     if store is None:
         return state
+    state.audit = Audit(store)
     return state

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import Connection, delete, select, update
 
-from cluster.gateway.audit import Audit, Closing, Opening, ToolStep
+from cluster.gateway.audit import Audit, Closing, Opening
 from cluster.gateway.audit_reading import ends, of_request, verify
 from cluster.gateway.audit_record import COLUMNS, Record, body_of
 from cluster.gateway.store.store import Store, StoreUnavailable
@@ -76,14 +76,14 @@ async def test_a_request_is_one_pair_of_records_that_say_what_happened(store: St
     audit = Audit(store)
     opened = await audit.open(asked("r1", model="m", body_digest="d" * 64, body_bytes=7, tool="charge"))
     assert [record.kind for record in await store.read(everything)] == ["head", "open"]
-    tool = ToolStep("before", "charge", "done", "done")
+    tool = {"step": "before", "method": "charge", "state": "done", "effect": "done"}
     audit.close(opened, Closing("ok", 200, "full", 2, "replica-1.a", (tool,), "", 5, 6, 0.25))
     await audit.aclose()
     _, first, last = await store.read(everything)
     assert body_of(first).items() >= {"tenant": "t", "body_bytes": 7, "decision": "allowed"}.items()
     said = body_of(last)
     assert said["opened"] == first.seq
-    assert said["tools"] == [{"step": "before", "method": "charge", "state": "done", "effect": "done"}]
+    assert said["tools"] == [tool]
     assert (said["attempts"], said["replica"], said["seconds"]) == (2, "replica-1.a", 0.25)
     assert [record.seq for record in await store.read(of_request("r1"))] == [1, 2]
     found = await verify(store)
