@@ -115,6 +115,8 @@ class Settings(BaseModel):
     ttft_objective_s: float = Field(5.0, gt=0)
     """A call whose predicted first token is later than this is refused at once (``early_rejection``)."""
     tool_deadline_s: float = Field(1.0, gt=0)
+    idempotency_lease_s: float = Field(6.0, ge=0.3, le=600)
+    """How long an idempotency key stays blocked after the gateway that worked on its request has crashed."""
     max_resumes: int = Field(8, ge=1, le=1000)
     """How often one answer that is cut is continued on another replica (``resume``)."""
     positional_sampling: bool | None = None
@@ -131,6 +133,26 @@ class Settings(BaseModel):
     class_rungs: str = ""
     """How far down the ladder a class of calls (``x-brownout-class``) may go, as ``fraud=full,summary=small_model``.
     Others go by their priority."""
+    cacheable_classes: str = ""
+    """Classes of calls, with commas, that may be answered from the answer cache where there is no tenants file (which
+    says it itself). docs/cache.md"""
+    model_revision: str = Field("1", min_length=1, max_length=128)
+    """Revision of the served model: answers that were kept under another one are not given. ``PUT /admin/revision``
+    changes it while the gateway runs."""
+    cache_fresh_s: float = Field(60.0, gt=0)
+    """How old an answer from the cache may be."""
+    cache_stale_s: float = Field(600.0, gt=0)
+    """The same for a call that would be refused, or fails, and may go down to the rung ``cached``."""
+    cache_wait_s: float = Field(10.0, ge=0)
+    """Longest wait for the answer to the same question that another call has asked already."""
+    cache_answer_bytes: int = Field(256 * 1024, ge=0)
+    """Longest answer that is kept."""
+    cache_tenant_bytes: int = Field(64 * 1024 * 1024, ge=0)
+    """What is kept of a tenant's answers in the store; the oldest go first."""
+    cache_memory_bytes: int = Field(16 * 1024 * 1024, ge=0)
+    """What a gateway keeps of them in memory besides."""
+    cache_wrong_cost_s: float = Field(60.0, ge=0)
+    """Replica-seconds that a wrong answer is taken to cost, for the metric ``brownout_cache_value_seconds``."""
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
     tenants_file: str = ""
     """File of tenants, keys, quotas and classes of work (docs/tenants.md); empty lets everybody in, without a key."""
@@ -183,6 +205,11 @@ class Settings(BaseModel):
     def rungs_by_class(self) -> dict[str, str]:
         """Return ``class_rungs`` taken apart."""
         return dict(_pairs(self.class_rungs))
+
+    @property
+    def cacheable(self) -> frozenset[str]:
+        """Return ``cacheable_classes`` taken apart."""
+        return frozenset(name for name, _ in _pairs(self.cacheable_classes))
 
     @property
     def models_share_tokenizer(self) -> bool:

@@ -26,6 +26,7 @@ from policies.errors import (
     CallRejected,
     DeadlineExceeded,
     ReplicaBusy,
+    ToolBusy,
     ToolRejected,
 )
 from policies.events import BreakerChanged, EventSink, NullSink
@@ -104,7 +105,7 @@ def judge(error: BaseException | None) -> Verdict:
         return Verdict.GOOD
     if isinstance(error, CancelledError | DeadlineExceeded):
         return Verdict.ABANDONED
-    if isinstance(error, ReplicaBusy | CallRefused) or not isinstance(error, Exception):
+    if isinstance(error, ReplicaBusy | CallRefused | ToolBusy) or not isinstance(error, Exception):
         return Verdict.NEUTRAL
     return Verdict.BAD
 

@@ -21,8 +21,10 @@
     │   ├── ReplicaFailed           it answered with an error of its own (5xx)
     │   ├── ReplicaBusy             it has no room now (429, 503): says nothing about its health
     │   └── CallRejected            it found the call itself wrong (other 4xx): repeating cannot help
-    └── ToolError               the tool phase before generation failed
+    └── ToolError               a tool call failed
+        ├── ToolBusy                as many calls of that method are under way as may be; it was not asked
         ├── ToolDeadline            the tool did not answer in time; whether it acted is unknown
+        ├── ToolUnknown             it was asked to act, and nobody can tell now whether it did
         └── ToolRejected            the tool found the call itself wrong, and did not act
 
 Beside the tree stands ``RungMissed``, which never leaves the ladder.
@@ -211,3 +213,19 @@ class ToolDeadline(ToolError):
 
 class ToolRejected(ToolError):
     """The tool answered that the call itself is wrong; it is well, and it has not acted."""
+
+
+class ToolBusy(ToolError):
+    """As many calls of that method are under way as may be; the tool was not asked."""
+
+    outcome: ClassVar[str] = "busy"
+
+
+class ToolUnknown(ToolError):
+    """The tool was asked to act, and whether it did is unknown; ``may_be_found``: it can be looked up later."""
+
+    outcome: ClassVar[str] = "unknown"
+
+    def __init__(self, message: str, *, may_be_found: bool) -> None:
+        super().__init__(message)
+        self.may_be_found = may_be_found

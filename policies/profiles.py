@@ -22,7 +22,7 @@ from typing import Final, Generic
 
 from policies import retry_only
 from policies.admission import Admission
-from policies.breaker import Breaker
+from policies.breakers import Breakers
 from policies.call import Call, Handler, Policy, T, compose
 from policies.degradation import Degradation
 from policies.dispatch import Dispatch
@@ -63,8 +63,8 @@ class Pipeline(Generic[T]):
     dispatch: Dispatch
     tool_deadline_s: float | None
     """Longest tool phase; None where nothing but the call's deadline bounds it."""
-    tool_breaker: Breaker | None
-    """What keeps calls from a tool that has been failing; None where nothing does."""
+    tool_breakers: Breakers | None
+    """What keeps calls from a method of the tool that has been failing; None where nothing does."""
     default_deadline_s: float | None
     """Deadline of a call whose client names none; None where there is none."""
     ladder: Degradation | None = None
@@ -270,8 +270,8 @@ def build(
         handle=compose(policies, handler),
         dispatch=dispatch,
         tool_deadline_s=knobs.tool_deadline_s if "tool_deadline" in active else None,
-        tool_breaker=(
-            Breaker("tool", knobs.tool_breaker, clock=clock, rng=around.rng, sink=around.sink)
+        tool_breakers=(
+            Breakers("tool", knobs.tool_breaker, clock=clock, rng=around.rng, sink=around.sink)
             if "tool_breaker" in active
             else None
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,20 +14,24 @@ from cluster.gateway.answer import Answer
 from cluster.gateway.assemble import whole_answer
 from cluster.gateway.calls import LiveCall
 from cluster.gateway.continuation import Continuation, Refused
+from cluster.gateway.crash_points import reached
 from cluster.gateway.errors import to_http
 from cluster.gateway.exactness import by_position, why_not
 from cluster.gateway.exchange import Exchange
 from cluster.gateway.identity import OPEN, Identity
+from cluster.gateway.keyed import UnderKey
 from cluster.gateway.ladder import Asked, Lesser
-from cluster.gateway.schema import ChatRequest, CompletionRequest, ToolCall
+from cluster.gateway.schema import ChatRequest, CompletionRequest
 from cluster.gateway.service import Gateway
-from cluster.gateway.sse import note_of
+from cluster.gateway.sse import DONE, note_of
 from cluster.gateway.standing import Standing
 from cluster.gateway.tokens import Count
-from cluster.gateway.tool_phase import NOT_ASKED, run_tool_phase
+from cluster.gateway.tool_phase import ToolPhase
+from cluster.gateway.tools import Step
 from policies.call import FULL, Call, Delivery
 from policies.clock import Deadline
-from policies.events import ToolEnded
+from policies.errors import ToolUnknown
+from policies.idempotency import Keyed
 from policies.ladder import NO_TOOLS
 from policies.profiles import Pipeline
 
@@ -45,6 +50,10 @@ class Wanted:
     """Bytes of the body."""
     standing: Standing
     identity: Identity = OPEN
+    steps: tuple[Step, ...] = ()
+    """Its tool calls, each of which is told there what becomes of it."""
+    keyed: Keyed | None = None
+    """The request as its idempotency key names it, where it has one."""
 
 
 class Answering:
@@ -61,15 +70,32 @@ class Answering:
     ) -> None:
         self._gateway = gateway
         self._api: generation.Api = api
-        self._exchange = exchange
+        self.exchange = exchange
         self._pipeline = pipeline
-        self._wanted = wanted
+        self.wanted = wanted
         self._live = live
         self._call: Call | None = None
         self._delivery = Delivery()
         self._unsent = b""
+        self._done = b""
+        """The mark of the stream's end, while something has to be done before the client sees it."""
+        self.under: UnderKey | None = None
+        """What holds the request's idempotency key."""
+        self._phase = ToolPhase(
+            gateway,
+            pipeline,
+            wanted.steps,
+            request_id=live.request_id,
+            deadline=wanted.deadline,
+            headers=exchange.headers,
+        )
         self.usage: dict[str, Any] = {}
         """Of the answer, once it is there."""
+
+    @property
+    def call(self) -> Call | None:
+        """Return the call, once it has reached the ladder."""
+        return self._call
 
     @property
     def rung(self) -> str:
@@ -87,47 +113,38 @@ class Answering:
         return self._delivery.replica
 
     def tools_told(self) -> list[dict[str, object]]:
-        """Return what became of each tool call."""
-        tool, outcome = self._wanted.request.tool_call, self._exchange.headers.get(public.HEADER_TOOL)
-        return [] if tool is None else [{"step": "tool-0", "method": tool.method, "outcome": outcome or ""}]
+        """Return what became of each tool call, and whether it changed something."""
+        return self._phase.told()
 
     async def run(self) -> None:
         """Tool phase, generation, and the end of the answer."""
-        request, body = self._wanted.request, self._wanted.body
-        if request.tool_call is not None:
-            # The tool may act: everything that could refuse the call without it is asked first.
+        request, body = self.wanted.request, self.wanted.body
+        if self.wanted.steps:
+            # A tool may act: everything that could refuse the call without it is asked first.
             self._pipeline.dispatch.require_replica(self._live.request_id)
             await self._count(body)
-            if request.tool_call.optional and self._goes_without_tools():
-                self._skip_tool(request.tool_call)
-            else:
-                body = await run_tool_phase(
-                    self._gateway,
-                    self._pipeline,
-                    self._api,
-                    body,
-                    request.tool_call,
-                    request_id=self._live.request_id,
-                    deadline=self._wanted.deadline,
-                    headers=self._exchange.headers,
-                )
+            if any(step.call.optional for step in self.wanted.steps) and self._goes_without_tools():
+                self._delivery.rung = NO_TOOLS
+                self._phase.skip_optional()
+            body = await self._phase.before(self._api, body, self.under)
         self._call = call = await self._build_call(body)
         self._gateway.rates.arrived(call.work)
         answer = await self._pipeline(call)
         self._settle(answer, call)
+        after = await self._phase.after(self.under)
         if request.stream:
-            await self._exchange.end()
+            await self.exchange.end(self._told_after(after) + self._done)
         else:
             self._stamp(call)
             whole = whole_answer(self._api, answer.chunks, answer.usage)
-            if note := note_of(call.delivery):
+            if note := note_of(call.delivery) | ({"tools": after} if after else {}):
                 whole["brownout"] = note
-            await self._exchange.json(200, json.dumps(whole, ensure_ascii=False).encode())
+            await self.exchange.json(200, json.dumps(whole, ensure_ascii=False).encode())
 
     def opened(self, call: Call) -> None:
         """The first token of an attempt is there."""
         self._live.first_token()
-        if self._wanted.request.stream and not call.delivery.started:
+        if self.wanted.request.stream and not call.delivery.started:
             call.delivery.started = True
             self._stamp(call)
 
@@ -137,21 +154,27 @@ class Answering:
         An attempt can be given up while its client does not read. What it wanted to write is kept, and goes out
         before what the next attempt writes. (The server writes in one step once the client reads again.)
         """
+        if data.endswith(DONE) and self._waits_with_its_end():
+            data, self._done = data[: -len(DONE)], DONE
+        reached("mid_stream" if self.exchange.started else "first_token")
         self._unsent += data
-        if not self._exchange.started:
-            await self._exchange.start_stream()
-        await self._exchange.write(self._unsent)
+        if not self.exchange.started:
+            await self.exchange.start_stream()
+        await self.exchange.write(self._unsent)
         self._unsent = b""
+
+    def _waits_with_its_end(self) -> bool:
+        return self.exchange.before_end is not None or bool(self._phase.of("after"))
 
     async def fail(self, error: Exception) -> None:
         """Tell the client, in the way that is still open."""
         if self._call is not None:
             self._stamp(self._call)
-        answer = to_http(error, started=self._exchange.started)
-        if self._acted() and (answer.status >= 500 or answer.status == 429):
-            answer.headers[public.HEADER_SHOULD_RETRY] = "false"
+        answer = to_http(error, started=self.exchange.started)
+        if self.under is not None and isinstance(error, ToolUnknown):
+            self.under.keeps_error = not error.may_be_found
         note = None if self._call is None else note_of(self._call.delivery)
-        await self._exchange.fail(answer, note)
+        await self.exchange.fail(answer, note)
 
     async def _count(self, body: dict[str, Any]) -> list[Count]:
         """Return the length of each prompt.
@@ -160,20 +183,20 @@ class Answering:
             InvalidRequest: they do not fit the context.
         """
         gateway = self._gateway
-        if self._wanted.size > _COUNT_IN_THREAD_FROM:
+        if self.wanted.size > _COUNT_IN_THREAD_FROM:
             counts = await asyncio.to_thread(generation.count_prompts, self._api, body, gateway.counter)
         else:
             counts = generation.count_prompts(self._api, body, gateway.counter)
-        generation.check_length(self._wanted.request, counts, gateway.context)
+        generation.check_length(self.wanted.request, counts, gateway.context)
         return counts
 
     def _goes_without_tools(self) -> bool:
         """Tell whether the ladder stands so low that a call of this kind does without what it can do without."""
-        ladder, standing = self._pipeline.ladder, self._wanted.standing
+        ladder, standing = self._pipeline.ladder, self.wanted.standing
         return ladder is not None and ladder.would_start_at(
             Call(
                 self._live.request_id,
-                deadline=self._wanted.deadline,
+                deadline=self.wanted.deadline,
                 priority=standing.priority,
                 tenant=standing.tenant,
                 service_class=standing.service_class,
@@ -181,22 +204,14 @@ class Answering:
             NO_TOOLS,
         )
 
-    def _skip_tool(self, tool: ToolCall) -> None:
-        generation.with_tool_answer(
-            self._api, self._wanted.body, tool.method, None
-        )  # wrong is wrong at any level
-        self._delivery.rung = NO_TOOLS
-        self._exchange.headers[public.HEADER_TOOL] = "skipped"
-        self._gateway.sink.emit(ToolEnded(self._live.request_id, "skipped", 0.0))
-
     async def _build_call(self, body: dict[str, Any]) -> Call:
         counts = await self._count(body)
-        return self._call_for(Asked(self._api, self._wanted.request, body, counts))
+        return self._call_for(Asked(self._api, self.wanted.request, body, counts))
 
     def _call_for(self, asked: Asked) -> Call:
         """Return the call of a request, as the client asked it or as a rung of the ladder left it."""
         gateway, request, body, counts = self._gateway, asked.request, asked.body, asked.counts
-        standing, options = self._wanted.standing, request.stream_options
+        standing, options = self.wanted.standing, request.stream_options
         if gateway.settings.samples_by_position:
             body = by_position(body, prompts=len(counts), defaults=gateway.counter.defaults)
         resumable = self._resumable(body, len(counts))
@@ -204,7 +219,7 @@ class Answering:
         payload = generation.Generation(
             api=self._api,
             body=generation.upstream_body(
-                body, token_ids=continuation is not None, cache_salt=self._wanted.identity.cache_salt
+                body, token_ids=continuation is not None, cache_salt=self.wanted.identity.cache_salt
             ),
             stream=bool(request.stream),
             want_usage=bool(options is not None and options.include_usage),
@@ -215,11 +230,11 @@ class Answering:
         )
         return Call(
             request_id=self._live.request_id,
-            deadline=self._wanted.deadline,
+            deadline=self.wanted.deadline,
             work=generation.estimate_work(request, counts, gateway.outputs, gateway.context),
             payload=payload,
             delivery=self._delivery,
-            tools=self._asked_a_tool() or bool(body.get("tools")),
+            tools=self._phase.asked or bool(body.get("tools")),
             priority=standing.priority,
             tenant=standing.tenant,
             service_class=standing.service_class,
@@ -254,20 +269,26 @@ class Answering:
             self._gateway.metrics.tokens(prompt, completion)
             if self.rung == FULL:  # an answer that was made shorter says nothing of how long they get
                 self._gateway.outputs.observe(
-                    completion // call.work.sequences, generation.output_limit(self._wanted.request)
+                    completion // call.work.sequences, generation.output_limit(self.wanted.request)
                 )
 
     def _stamp(self, call: Call) -> None:
-        headers = self._exchange.headers
+        headers = self.exchange.headers
         headers[public.HEADER_RUNG] = call.delivery.rung
         if call.delivery.attempts:
             headers[public.HEADER_ATTEMPTS] = str(call.delivery.attempts)
             headers[public.HEADER_REPLICA] = call.delivery.replica
 
-    def _acted(self) -> bool:
-        """Tell whether a tool may have acted without a key that makes acting again harmless."""
-        tool = self._wanted.request.tool_call
-        return self._asked_a_tool() and tool is not None and "idempotency_key" not in tool.params
-
-    def _asked_a_tool(self) -> bool:
-        return self._exchange.headers.get(public.HEADER_TOOL, NOT_ASKED[0]) not in NOT_ASKED
+    def _told_after(self, after: list[dict[str, object]]) -> bytes:
+        """Return the event that tells of the tools that were asked after generation; empty where there were none."""
+        if not after:
+            return b""
+        chunk: dict[str, Any] = {
+            "id": self._live.request_id,
+            "object": "chat.completion.chunk" if self._api == "chat" else "text_completion",
+            "created": int(time.time()),
+            "model": self.wanted.request.model,
+            "choices": [],
+            "brownout": {"tools": after},
+        }
+        return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import socket
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -250,6 +253,17 @@ class Claims:
         held = self._held.pop(claim, None)
         if held is not None:
             held.until(asyncio.get_running_loop().time())
+
+
+def new_owner() -> str:
+    """Return a name for this process that no other has had."""
+    return f"{socket.gethostname()[:24]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+
+
+def still_held(connection: Connection, claim: Claimed) -> bool:
+    """Tell whether the claim is held, and keep it from being taken over until the transaction has ended."""
+    own = select(CLAIMS.c.fence).where(*_own(claim)).with_for_update()
+    return connection.execute(own).one_or_none() is not None
 
 
 def _own(held: Claimed) -> tuple[Any, ...]:

@@ -22,11 +22,14 @@ from cluster.gateway.calls import LiveCall
 from cluster.gateway.errors import InvalidRequest, to_http
 from cluster.gateway.exchange import ClientLeft, Exchange, header
 from cluster.gateway.identity import Identity
+from cluster.gateway.keyed import claim_key, keyed_of, replay
 from cluster.gateway.schema import parse_json, validate
 from cluster.gateway.service import Gateway
+from cluster.gateway.tools import steps_of
 from policies.clock import Deadline
 from policies.errors import CallRefused, CallRejected, FailedClosed, PolicyError
 from policies.events import CallEnded
+from policies.idempotency import Recorded
 from policies.profiles import Pipeline
 
 _LOG = logging.getLogger(__name__)
@@ -90,10 +93,13 @@ class Completions:
         trail.asked(request)
         generation.check_model_name(request.model, self._gateway.context)
         deadline = self._deadline(scope, pipeline, arrived_at)
-        methods = () if request.tool_call is None else (request.tool_call.method,)
+        methods = tuple(dict.fromkeys(tool.method for tool in request.asked_tools))
         identity, standing = authorise(identity, scope, model=request.model, methods=methods)
         trail.identity, trail.standing = identity, standing
-        return Wanted(request, body, deadline, len(raw), standing, identity)
+        steps = tuple(steps_of(request, self._gateway.tool_methods))
+        has_store = self._gateway.state.claims is not None
+        keyed = keyed_of(scope, trail.request_id, identity, raw, steps, has_store=has_store)
+        return Wanted(request, body, deadline, len(raw), standing, identity, steps, keyed)
 
     def _deadline(self, scope: Scope, pipeline: Pipeline[Answer], arrived_at: float) -> Deadline:
         clock = self._gateway.clock
@@ -139,10 +145,26 @@ class Completions:
     async def _stages(self, answering: Answering, trail: Trail) -> None:
         """Stages 4 to 10: quota, record, claim, cache, and the answering itself."""
         await trail.open()
-        await answering.run()
+        await self._under_key(answering)
+
+    async def _under_key(self, answering: Answering) -> None:
+        """Stage 6: what was answered before under the same key is answered again, and nothing is done."""
+        keyed = answering.wanted.keyed
+        if keyed is None:
+            await answering.serve()
+            return
+        claimed = await claim_key(self._gateway.state.claims, keyed, answering.exchange)
+        if isinstance(claimed, Recorded):
+            await replay(answering.exchange, claimed)
+            return
+        answering.under = claimed
+        async with claimed.working():
+            await answering.serve()
 
     def _settle(self, exchange: Exchange, answering: Answering, live: LiveCall, trail: Trail) -> None:
         """Stage 11: what is owed when a call has ended in whatever way. It must not wait: the client may be gone."""
+        if answering.under is not None:
+            answering.under.settle()
         trail.close(
             live.outcome,
             exchange.status,

@@ -94,6 +94,8 @@ _TABLE: Final[tuple[tuple[type[policy.PolicyError], int, str], ...]] = (
     (policy.NotResumable, 502, public.ERROR_NOT_RESUMABLE),
     (policy.ReplicaFailed, 502, public.ERROR_UPSTREAM_LOST),
     (policy.ReplicaLost, 502, public.ERROR_UPSTREAM_LOST),
+    (policy.ToolUnknown, 502, public.ERROR_TOOL_UNKNOWN),
+    (policy.ToolBusy, 503, public.ERROR_OVERLOADED),
     (policy.ToolDeadline, 504, public.ERROR_TOOL),
     (policy.ToolError, 502, public.ERROR_TOOL),
 )
@@ -117,6 +119,7 @@ _ONLY_ADDS_LOAD: Final = (
     policy.WaitedTooLong,
     policy.Throttled,
     policy.ReplicaBusy,
+    policy.ToolBusy,
     policy.DeadlineExceeded,
 )
 _LONGEST_RETRY_AFTER_S: Final = 3600.0
@@ -177,6 +180,10 @@ def _advice(error: policy.PolicyError) -> dict[str, str]:
         after_s = _retry_after_s(error)
         headers["retry-after"] = str(max(1, math.ceil(after_s)))
         headers["retry-after-ms"] = str(math.ceil(after_s * 1000))
+    if isinstance(error, policy.ToolUnknown):
+        headers[public.HEADER_SHOULD_RETRY] = "true" if error.may_be_found else "false"
+        if error.may_be_found:  # whoever asks again under the same key has it looked up first
+            headers["retry-after"] = "1"
     given_up = isinstance(error, policy.AttemptError) and error.given_up
     if given_up or isinstance(error, _ONLY_ADDS_LOAD):
         headers[public.HEADER_SHOULD_RETRY] = "false"

@@ -69,6 +69,8 @@ class Exchange:
         """Of the answer, once it has begun."""
         self.kind = ""
         """Content type of the answer, once it has begun."""
+        self.cut = False
+        """Whether the answer ended with an error after it had begun."""
         self.copy: bytearray | None = None
         """Takes a copy of the answer's body while it goes out, where somebody has put a buffer here."""
         self.before_end: Callable[[], Awaitable[None]] | None = None
@@ -162,6 +164,7 @@ class Exchange:
     async def fail(self, error: HttpError, note: dict[str, Any] | None = None) -> None:
         """Send an error: as a whole answer, or with the ``note`` as the last event of a stream that has begun."""
         if self.started:
+            self.cut = True
             await self.end(error.event(note))
         else:
             self.headers.update(error.headers)

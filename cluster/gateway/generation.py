@@ -31,7 +31,7 @@ _RENDERED_ELSEWHERE: Final = (
 """Fields that change how the engine renders the prompt, so that a count made here is not exact."""
 
 
-_OWN_FIELDS: Final = ("tool_call", "resume")
+_OWN_FIELDS: Final = ("tool_call", "tool_calls", "resume")
 """Extensions that the replica never sees."""
 
 

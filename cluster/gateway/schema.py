@@ -7,7 +7,7 @@ own 400 passes back. Ranges are OpenAI's.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -18,6 +18,7 @@ Tokens = Annotated[int, Field(ge=1, strict=True)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
+_MOST_TOOL_CALLS: Final = 8
 
 
 class _Model(BaseModel):
@@ -25,13 +26,17 @@ class _Model(BaseModel):
 
 
 class ToolCall(_Model):
-    """The extension field ``tool_call``: asked before generation, its answer goes into the prompt."""
+    """The extension fields ``tool_call`` and ``tool_calls``: what a tool is asked, before generation or after it.
+
+    An answer that came before goes into the prompt, one that came after into the field ``brownout.tools``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Annotated[str, Field(min_length=1, max_length=128)]
     params: dict[str, Any] = Field(default_factory=dict)
     optional: Annotated[bool, Field(strict=True)] = False
+    when: Literal["before", "after"] = "before"
 
 
 class StreamOptions(_Model):
@@ -58,10 +63,17 @@ class GenerationRequest(_Model):
     seed: Annotated[int, Field(strict=True)] | None = None
     stop: Text | list[Text] | None = None
     tool_call: ToolCall | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MOST_TOOL_CALLS)] | None = None
     resume: Literal["exact", "best_effort"] | None = None
     """Extension: whether an answer that is cut may go on with tokens that are drawn anew."""
     return_token_ids: Annotated[bool, Field(strict=True)] | None = None
     vllm_xargs: dict[str, Any] | None = None
+
+    @property
+    def asked_tools(self) -> tuple[ToolCall, ...]:
+        """Return all tool calls in their order."""
+        first = () if self.tool_call is None else (self.tool_call,)
+        return (*first, *(self.tool_calls or ()))
 
     @field_validator("vllm_xargs")
     @classmethod

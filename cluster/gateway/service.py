@@ -25,6 +25,7 @@ from cluster.gateway.state import State
 from cluster.gateway.tenants import Tenants
 from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.tool_client import ToolClient
+from cluster.gateway.tools import METHODS, ToolMethod
 from cluster.gateway.upstream import Upstream
 from cluster.settings import Settings
 from policies.admission import AdmissionSettings
@@ -83,6 +84,7 @@ class Gateway:
         *,
         rng: random.Random | None = None,
         state: State | None = None,
+        tool_methods: Mapping[str, ToolMethod] = METHODS,
     ) -> None:
         self.settings = settings
         self.state = state or State()
@@ -99,7 +101,8 @@ class Gateway:
         self.ledger = WorkLedger()
         self.rates = Rates(self.clock, _priors(settings))
         self.outputs = OutputEstimator()
-        self.tools = ToolClient(session, self.clock)
+        self.tool_methods = tool_methods
+        self.tools = ToolClient(session, self.clock, tool_methods)
         rng = rng or random.Random()
         self.small = SmallModel(
             settings, session, _priors(settings), clock=self.clock, rng=rng, sink=self.sink

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.gateway.audit import Audit
+from cluster.gateway.claims import Claims, new_owner
+from cluster.gateway.steps import Steps
 from cluster.gateway.store.store import Store
 from cluster.settings import Settings
 
@@ -46,4 +48,6 @@ async def open_state(settings: Settings, store: Store | None) -> State:
     if store is None:
         return state
     state.audit = Audit(store)
+    state.claims = Claims(store, new_owner(), lease_s=settings.idempotency_lease_s)
+    state.steps = Steps(store)
     return state

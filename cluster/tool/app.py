@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -43,9 +44,11 @@ class _RootWithoutSlash:
         await self._app(scope, receive, send)
 
 
-def create_app(clock: Callable[[], float] = time.time, sleep: Sleep = asyncio.sleep) -> Starlette:
-    """Return a tool with an empty ledger and no faults; its state lives in the application."""
-    ledger, control = Ledger(clock), Control(sleep)
+def create_app(
+    clock: Callable[[], float] = time.time, sleep: Sleep = asyncio.sleep, journal: Path | None = None
+) -> Starlette:
+    """Return a tool without faults; its state lives in the application, and in the ``journal`` where there is one."""
+    ledger, control = Ledger(clock, journal), Control(sleep)
     table = {name: control.wrap(name, method) for name, method in methods.table(ledger).items()}
 
     async def rpc(request: Request) -> Response:

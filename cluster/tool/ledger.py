@@ -6,9 +6,12 @@ when the answer never reached the caller.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 
 class KeyReusedError(ValueError):
@@ -44,12 +47,20 @@ class Effect:
 
 
 class Ledger:
-    """Effects by idempotency key, in memory; one process, one event loop."""
+    """Effects by idempotency key; one process, one event loop.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    With a ``journal`` each effect is in that file, a line of JSON each, before anybody hears of it, and a tool that is
+    started again goes on with what it did before.
+    """
+
+    def __init__(self, clock: Callable[[], float], journal: Path | None = None) -> None:
         self._clock = clock
         self._effects: dict[str, Effect] = {}
         self._replays = 0
+        self._journal: BinaryIO | None = None
+        if journal is not None:
+            self._journal = journal.open("ab+")
+            self._recover(self._journal)
 
     @property
     def replays(self) -> int:
@@ -65,6 +76,7 @@ class Ledger:
         done = self._effects.get(key)
         if done is None:
             done = Effect(len(self._effects) + 1, self._clock(), key, transfer)
+            self._write_down(done)
             self._effects[key] = done
             return done, False
         if done.transfer != transfer:
@@ -72,6 +84,29 @@ class Ledger:
         self._replays += 1
         return done, True
 
+    def find(self, key: str) -> Effect | None:
+        """Return the effect that was done under a key; None when there is none."""
+        return self._effects.get(key)
+
     def effects(self, after: int = 0) -> list[Effect]:
         """Return the effects with a ``seq`` above ``after``."""
         return list(self._effects.values())[max(0, after) :]
+
+    def _write_down(self, effect: Effect) -> None:
+        if self._journal is not None:
+            self._journal.write(json.dumps(effect.to_json()).encode() + b"\n")
+            self._journal.flush()
+            os.fsync(self._journal.fileno())
+
+    def _recover(self, journal: BinaryIO) -> None:
+        journal.seek(0)
+        whole = 0
+        for line in journal:
+            if not line.endswith(b"\n"):
+                break  # cut off while it was written: nobody has heard of it
+            told = json.loads(line)
+            transfer = Transfer(told["sender"], told["receiver"], told["amount"])
+            effect = Effect(told["seq"], told["at"], told["idempotency_key"], transfer)
+            self._effects[effect.idempotency_key] = effect
+            whole += len(line)
+        journal.truncate(whole)

@@ -1,4 +1,4 @@
-"""What the tool can do: read a price, submit a transfer."""
+"""What the tool can do: read a price, submit a transfer, and tell whether one was submitted under a key."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ class TransferParams(BaseModel):
     idempotency_key: str = Field(min_length=1, max_length=256)
 
 
+class KeyParams(BaseModel):
+    """Parameters of ``get_transfer``."""
+
+    model_config = ConfigDict(extra="forbid")
+    idempotency_key: str = Field(min_length=1, max_length=256)
+
+
 def price(symbol: str) -> str:
     """Return a price between 1.00 and 9999.99 that depends on the symbol alone.
 
@@ -60,7 +67,12 @@ def table(ledger: Ledger) -> dict[str, Method]:
             raise RpcError(KEY_REUSED, "Idempotency key reused", str(error)) from error
         return {"seq": effect.seq, "replayed": replayed}
 
-    return {"get_price": get_price, "submit_transfer": submit_transfer}
+    async def get_transfer(params: Any) -> dict[str, Any] | None:
+        asked = _validated(KeyParams, params)
+        effect = ledger.find(asked.idempotency_key)
+        return None if effect is None else {"seq": effect.seq, "replayed": True}
+
+    return {"get_price": get_price, "get_transfer": get_transfer, "submit_transfer": submit_transfer}
 
 
 def _validated(model: Callable[..., _Params], params: Any) -> _Params:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,3 +180,22 @@ async def test_faults_hit_the_named_methods_only() -> None:
     assert await control.wrap("read", counted.method)(None) == "done"
     with pytest.raises(RpcError):
         await control.wrap("write", counted.method)(None)
+
+
+async def test_what_was_submitted_under_a_key_can_be_looked_up(ledger: Ledger) -> None:
+    look_up = table(ledger)["get_transfer"]
+    assert await look_up({"idempotency_key": "k1"}) is None
+    await submit(ledger)
+    assert await look_up({"idempotency_key": "k1"}) == await submit(ledger)
+    assert ledger.replays == 1, "a look is no replay"
+
+
+async def test_a_ledger_with_a_journal_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    journal = tmp_path / "ledger"
+    await submit(Ledger(lambda: 1000.0, journal))
+    with journal.open("ab") as file:
+        file.write(b'{"seq": 2, "at"')  # killed while it wrote
+    again = Ledger(lambda: 2000.0, journal)
+    assert await submit(again) == {"seq": 1, "replayed": True}
+    assert (await submit(again, idempotency_key="k2"))["seq"] == 2
+    assert [effect.at for effect in Ledger(lambda: 3000.0, journal).effects()] == [1000.0, 2000.0]
