@@ -1,4 +1,5 @@
-"""The command line: ``brownout list | profiles | up | down | status | run | report | heal | calibrate | demo``.
+"""The command line: ``brownout list | profiles | up | down | status | run | report | heal | calibrate | demo``,
+and what is the cluster's own: ``brownout keys | tenants``.
 
 Exit codes: 0 pass, 1 fail, 2 inconclusive, 3 could not run, 4 wrong usage, 130 interrupted.
 """
@@ -23,6 +24,7 @@ from chaos.demo import demo
 from chaos.faults import FaultError
 from chaos.links import LinkFaultError
 from chaos.names import UnknownName, require
+from chaos.passed_on import PASSED_ON, passed_on
 from chaos.profiles import show_profiles
 from chaos.substrate import ConfigurationError, SubstrateError
 from chaos.substrates import default_substrate
@@ -32,7 +34,10 @@ EXIT_USAGE = 4
 EXIT_INTERRUPTED = 130
 MOST_CALLS_PER_S = 10_000.0
 MOST_SMALL_REPLICAS = 32
-COMMANDS = ("list", "profiles", "up", "down", "status", "run", "report", "heal", "calibrate", "demo")
+COMMANDS = (
+    *("list", "profiles", "up", "down", "status", "run", "report", "heal", "calibrate", "demo"),
+    *PASSED_ON,
+)
 DEFAULT_SEED = 7
 
 
@@ -100,6 +105,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--up", action="store_true", help="bring the cluster up if it is not, and down afterwards"
     )
+    for name, (_, text) in PASSED_ON.items():
+        add(name, text, on=False)
     report = add("report", "Judge a history again and write its report.", on=False)
     report.add_argument("path", type=Path, help="a report folder, or a history.jsonl")
     calibrate = add("calibrate", "Measure what the cluster carries.")
@@ -162,6 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given and not given[0].startswith("-"):
             require("command", given[0], COMMANDS)
+        if given and given[0] in PASSED_ON:
+            return passed_on(given[0], given[1:])
         work = _work(parser().parse_args(given))
         return work if isinstance(work, int) else asyncio.run(_interruptible(work))
     except (UnknownName, FolderTakenError, ConfigurationError) as error:

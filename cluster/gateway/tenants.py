@@ -7,7 +7,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
@@ -18,18 +19,18 @@ from cluster import public
 from cluster.gateway.api_keys import ApiKey, matches, parse
 from cluster.gateway.errors import InvalidRequest
 from cluster.gateway.exchange import only_header
-from cluster.gateway.identity import OPEN, OPEN_CLASSES, Identity, WorkClass
+from cluster.gateway.identity import OPEN, OPEN_CLASSES, PLAIN, Identity, WorkClass
 from cluster.gateway.tenants_file import Book, TenantsError
 from cluster.gateway.tenants_file import parse as parse_file
 from cluster.settings import Settings
 from policies.errors import FailedClosed
-from policies.ladder import CACHED, DEFERRED, ClassRungs, depth
+from policies.ladder import DEFERRED, ClassRungs, depth
 
 _LOG = logging.getLogger(__name__)
 _SETTLED_S: Final = 0.1
 """A file that was changed more lately than this can change again without its time showing it."""
 _RETRY_AFTER_S: Final = 5.0
-REASONS: Final = ("missing", "malformed", "unknown", "wrong", "expired", "unavailable")
+REASONS: Final = ("missing", "malformed", "unknown", "wrong", "expired", "revoked", "unavailable")
 """Why somebody was not identified."""
 
 Signature = tuple[int, int, int, int]
@@ -89,7 +90,7 @@ class Tenants:
         return cls(
             Path(path).expanduser() if path else None,
             settings.model_name,
-            open_classes=classes_of_rungs(settings.rungs_by_class),
+            open_classes=classes_in_open_mode(settings.rungs_by_class, settings.cacheable),
         )
 
     @property
@@ -145,7 +146,7 @@ class Tenants:
         if self.open:
             return self._anybody
         found = self._require().find(key_id)
-        return None if found is None or self._ended(found[0].until) else found[1]
+        return found[1] if found is not None and found[0].state(self._utc()) == "valid" else None
 
     @property
     def classes(self) -> Mapping[str, WorkClass]:
@@ -160,12 +161,13 @@ class Tenants:
         if not matches(key, None if found is None else found[0].sha256):
             raise _wrong("unknown" if found is None else "wrong")
         assert found is not None
-        if self._ended(found[0].until):
-            raise _wrong("expired")
+        state = found[0].state(self._utc())
+        if state != "valid":
+            raise _wrong(state)
         return found[1]
 
-    def _ended(self, until: datetime | None) -> bool:
-        return until is not None and datetime.fromtimestamp(self._now(), UTC) >= until
+    def _utc(self) -> datetime:
+        return datetime.fromtimestamp(self._now(), UTC)
 
     def _require(self) -> Book:
         book = self._current()
@@ -216,17 +218,18 @@ class Tenants:
         self._problem = problem
 
 
-def classes_of_rungs(rungs: Mapping[str, str]) -> dict[str, WorkClass]:
-    """Return the classes of open mode: those known of old, and what ``class_rungs`` lets go down that far."""
+def classes_in_open_mode(rungs: Mapping[str, str], cacheable: Set[str]) -> dict[str, WorkClass]:
+    """Return the classes of open mode: those known of old, and what ``class_rungs`` lets go down that far.
+
+    ``cacheable`` names those that may be answered from the cache: nobody else is, because anybody can say there that
+    their call belongs to a class.
+    """
     named = {
-        name: WorkClass(
-            rungs=ClassRungs.down_to(rung),
-            cacheable=depth(rung) >= depth(CACHED),
-            deferrable=depth(rung) >= depth(DEFERRED),
-        )
+        name: WorkClass(rungs=ClassRungs.down_to(rung), deferrable=depth(rung) >= depth(DEFERRED))
         for name, rung in rungs.items()
     }
-    return {**OPEN_CLASSES, **named}
+    classes = {**{name: PLAIN for name in cacheable}, **OPEN_CLASSES, **named}
+    return {name: replace(one, cacheable=name in cacheable) for name, one in classes.items()}
 
 
 def _key_of(scope: Scope) -> ApiKey:

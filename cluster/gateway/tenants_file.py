@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cluster.gateway.api_keys import KEY_ID
 from cluster.gateway.identity import CALLER, ROLES, Identity, QuotaLimits, WorkClass
@@ -39,18 +39,25 @@ class _Table(BaseModel):
 
 
 class KeyTable(_Table):
-    """One key of a principal; ``sha256`` is the digest of its secret."""
+    """One key of a principal; ``sha256`` is the digest of its secret. Times without an offset are meant in UTC."""
 
     id: Annotated[str, Field(pattern=f"^{KEY_ID}$")]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     created_at: datetime | None = None
     expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    """Once it is there the key has ended, whenever that is."""
 
-    @property
-    def until(self) -> datetime | None:
-        """Return when it ends, in UTC; a time without an offset is meant so."""
-        end = self.expires_at
-        return end.replace(tzinfo=UTC) if end is not None and end.tzinfo is None else end
+    @field_validator("created_at", "expires_at", "revoked_at")
+    @classmethod
+    def _in_utc(cls, value: datetime | None) -> datetime | None:
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+    def state(self, now: datetime) -> Literal["valid", "revoked", "expired"]:
+        """Return whether the key holds."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and now >= self.expires_at else "valid"
 
 
 class PrincipalTable(_Table):
