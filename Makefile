@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?= 1
+# Most tests wait more than they compute.
+WORKERS ?= 3
 
 .PHONY: help install demo test test-unit test-seeds check format bench bench-peers pins clean
 
@@ -20,11 +22,11 @@ $(STAMP): pyproject.toml constraints.txt tools/install.sh
 demo: ## install, start a local cluster with real vLLM, kill a replica, write a report, clean up
 	@export BROWNOUT_DEMO_STARTED=$$(date +%s); $(MAKE) --no-print-directory $(STAMP) && exec $(BIN)/brownout demo --seed $(SEED)
 
-test: $(STAMP) ## every test that this machine can run; real vLLM included
-	$(BIN)/python -m pytest tests
+test: test-unit ## every test that this machine can run; real vLLM included
+	$(BIN)/python -m pytest tests -m "cluster or docker"
 
-test-unit: $(STAMP) ## the quick tests: no cluster, no container engine
-	$(BIN)/python -m pytest tests -m "not cluster and not docker"
+test-unit: $(STAMP) ## the tests that need no cluster and no container engine, several files at a time
+	$(BIN)/python -m pytest tests -m "not cluster and not docker" -n $(WORKERS) --dist loadfile
 
 test-seeds: $(STAMP) ## every scenario with three seeds on the local cluster; about half an hour
 	BROWNOUT_SEEDS=3 $(BIN)/python -m pytest tests/experiments -m cluster

@@ -17,7 +17,20 @@ _FIRST: Final = 22000
 _COUNT: Final = 7000
 """Up to 28999: links of replicas listen from 21000 up, Ray Serve from 30000 up; the kernel takes from 32768 up."""
 
-_next = itertools.count(os.getpid() * 61 % _COUNT)
+_SHARES: Final = 8
+"""Processes that run tests side by side (pytest-xdist) have a part of the range each; the ninth shares the first's."""
+
+
+def _part_of(worker: str) -> tuple[int, int]:
+    """Return the offset of this process's part of the range and how many ports are in it."""
+    if not worker:
+        return 0, _COUNT
+    size = _COUNT // _SHARES
+    return int(worker.removeprefix("gw")) % _SHARES * size, size
+
+
+_OFFSET, _SIZE = _part_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
+_next = itertools.count(os.getpid() * 61 % _SIZE)
 
 
 def free_ports(count: int) -> list[int]:
@@ -27,8 +40,8 @@ def free_ports(count: int) -> list[int]:
         AssertionError: too few are free.
     """
     found: list[int] = []
-    for offset in itertools.islice(_next, _COUNT):
-        port = _FIRST + offset % _COUNT
+    for offset in itertools.islice(_next, _SIZE):
+        port = _FIRST + _OFFSET + offset % _SIZE
         with closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -39,7 +52,7 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
     raise AssertionError(
-        f"only {len(found)} of {count} ports are free from {_FIRST} to {_FIRST + _COUNT - 1}"
+        f"only {len(found)} of {count} ports are free of the {_SIZE} from {_FIRST + _OFFSET} up"
     )
 
 
