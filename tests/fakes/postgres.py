@@ -41,6 +41,7 @@ class Postgres:
         self._binaries = binaries
         self._fsync = fsync
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
         self._databases = 0
         self._folder = Path(tempfile.mkdtemp(prefix="brownout-postgres-", dir="/tmp"))
         self._as_user: list[str] = []
@@ -81,6 +82,11 @@ class Postgres:
                 stderr=log,
                 cwd="/",
             )
+        # Not by a parent death signal: that comes when the thread ends that happened to start the server.
+        self._watcher = subprocess.Popen(
+            ["sh", "-c", 'read -r ended || kill -INT "$1"', "sh", str(self._process.pid)],
+            stdin=subprocess.PIPE,
+        )
         give_up = time.monotonic() + _START_S
         while not self._answers():
             waiting = self._process.poll() is None and time.monotonic() < give_up
@@ -145,16 +151,8 @@ class Postgres:
         return path
 
     def _command(self, program: str, *arguments: str) -> list[str]:
-        path = str(self._binaries / program)
-        return [
-            "setpriv",
-            *self._as_user,
-            "--pdeathsig=INT",
-            path,
-            "-D",
-            str(self._folder / "data"),
-            *arguments,
-        ]
+        as_user = ["setpriv", *self._as_user] if self._as_user else []
+        return [*as_user, str(self._binaries / program), "-D", str(self._folder / "data"), *arguments]
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -168,6 +166,8 @@ class Postgres:
         self._process.send_signal(signal)
         self._process.wait(30)
         self._process = None
+        assert self._watcher is not None
+        self._watcher.communicate(b"ended\n")
         give_up = time.monotonic() + 30
         while any(Path(f"/proc/{child}").exists() for child in children):  # they notice by themselves
             assert time.monotonic() < give_up, "processes of the killed server do not end"

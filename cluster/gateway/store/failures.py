@@ -1,4 +1,4 @@
-"""What an error of PostgreSQL means for a transaction: run it again, give up, or tell its author."""
+"""What an error of the database means for a transaction: run it again, give up, or tell its author."""
 
 from __future__ import annotations
 
@@ -44,10 +44,19 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def words(error: BaseException) -> str:
-    """Return the server's own words, without the statement and the row: they are other people's prompts."""
+    """Return the database's own words, without the statement and the row: they are other people's prompts."""
     if isinstance(error, DBAPIError) and error.orig is not None:
         return str(error.orig.args[0] if error.orig.args else error.orig)
     return str(error) or type(error).__name__
+
+
+def without_row(error: DBAPIError) -> DBAPIError:
+    """Take from an error what the driver tells of the row, so that no traceback shows it."""
+    orig = getattr(error, "orig", None)
+    if orig is not None:
+        orig.__cause__ = orig.__context__ = None
+        orig.detail = None
+    return error
 
 
 def never_mends(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Final, NoReturn
@@ -80,7 +81,7 @@ def _migrate_file(path: Path, wait_s: float) -> None:
     lock = path.with_name(path.name + ".lock")
     engine = sqlite_engine(path)
     try:
-        with lock.open("w") as handle:
+        with open(os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600), "w") as handle:
             _take(handle.fileno(), lock, wait_s)
             path.touch(mode=0o600)  # prompts and answers are in it
             with engine.connect() as connection:

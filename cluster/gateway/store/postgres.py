@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from cluster.gateway.store.failures import Failure, failure_of, words
+from cluster.gateway.store.failures import Failure, failure_of, without_row, words
 from cluster.gateway.store.store import StoreUnavailable
 
 T = TypeVar("T")
@@ -127,8 +127,8 @@ class PostgresStore:
                 raise StoreUnavailable("nobody waits for this transaction any more") from None
             except (DBAPIError, PoolTimeoutError, OSError, TimeoutError) as error:
                 failure = failure_of(error)
-                if failure is Failure.OTHER:
-                    raise
+                if isinstance(error, DBAPIError) and failure is Failure.OTHER:
+                    raise without_row(error) from None
                 if failure is Failure.CONFLICT and conflicts < _CONFLICTS:
                     conflicts += 1
                 elif failure is Failure.LOST and not lost and not progress.committing:

@@ -8,7 +8,9 @@ hop; the statements are the same Core expressions that PostgreSQL gets.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,27 +18,33 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import NullPool
 
+from cluster.gateway.store.failures import words
 from cluster.gateway.store.store import StoreUnavailable
 
 T = TypeVar("T")
 
 GROUP: Final = 64
 """Pieces of work that share a flush at most, so that the first of them does not wait for ever."""
-_LOCK_WAIT_MS: Final = 1000
-"""How long SQLite waits for another process's transaction."""
+_LOCK_WAIT_S: Final = 5.0
+"""How long SQLite waits for other processes' transactions: it asks now and then, and they may be quicker."""
 
 
 def sqlite_engine(path: Path) -> Engine:
-    """Return an engine whose transactions are on disk when they end."""
-    engine = create_engine(f"sqlite:///{path}", poolclass=NullPool, connect_args={"check_same_thread": False})
+    """Return an engine for a file that exists, whose transactions are on disk when they end."""
+    place = f"{path.absolute().as_uri()}?mode=rw"  # a file that was removed is not made anew, without tables
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(place, uri=True, check_same_thread=False)
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, record: object) -> None:
         connection.isolation_level = None  # transactions begin where we say, not where the driver thinks
-        connection.execute(f"PRAGMA busy_timeout = {_LOCK_WAIT_MS}")
+        connection.execute(f"PRAGMA busy_timeout = {int(1000 * _LOCK_WAIT_S)}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
@@ -63,8 +71,8 @@ class SqliteStore:
         self._engine = sqlite_engine(path)
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        self._writer = _Thread(self._engine, "BEGIN IMMEDIATE", GROUP, self._loop)
-        self._reader = _Thread(self._engine, "BEGIN", 1, self._loop)
+        self._writer = _Thread(self._engine, path, "BEGIN IMMEDIATE", GROUP, self._loop)
+        self._reader = _Thread(self._engine, path, "BEGIN", 1, self._loop)
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         return await self._do(self._writer, work, maybe_done=True)
@@ -107,8 +115,12 @@ def _look_at(future: asyncio.Future[Any]) -> None:
 class _Thread:
     """Does pieces of work one group after the other, on a connection of its own."""
 
-    def __init__(self, engine: Engine, begin: str, group: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, engine: Engine, path: Path, begin: str, group: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._engine = engine
+        self._path = path
+        self._file: tuple[int, int] | None = None
         self._begin = begin
         self._group = group
         self._loop = loop
@@ -148,18 +160,22 @@ class _Thread:
         try:
             if connection is None:
                 connection = self._engine.connect()
+                self._file = _identity(self._path)
             connection.exec_driver_sql(self._begin)
             for number, piece in enumerate(pieces):
                 self._one(connection, piece, f"piece_{number}" if len(pieces) > 1 else "")
+            if (
+                _identity(self._path) != self._file
+            ):  # SQLite would write on, into a file that nobody finds again
+                raise OSError(f"{self._path} was removed or replaced while it was in use")
             if len(pieces) == 1 and pieces[0].error is not None:
                 connection.exec_driver_sql("ROLLBACK")
             else:
                 connection.exec_driver_sql("COMMIT")
             connection.rollback()  # ends SQLAlchemy's own idea of a transaction
         except Exception as error:
-            failed = StoreUnavailable(f"the store failed: {_words(error)}")
             for piece in pieces:
-                piece.error = failed
+                piece.error = StoreUnavailable(f"the store failed: {words(error)}")
             if connection is not None:
                 self._give_up(connection)
             return None
@@ -171,9 +187,9 @@ class _Thread:
             connection.exec_driver_sql(f"SAVEPOINT {savepoint}")
         try:
             piece.result = piece.work(connection)
-        except OperationalError:  # the disk is full, the file is gone: the whole group fails
-            raise
         except Exception as error:
+            if isinstance(error, OperationalError) or type(error) is DatabaseError:
+                raise  # the disk is full, the file is damaged: the whole group fails
             piece.error = error
             if savepoint:
                 connection.exec_driver_sql(f"ROLLBACK TO {savepoint}")
@@ -205,6 +221,6 @@ def _tell(pieces: list[_Piece]) -> None:
             piece.future.set_result(piece.result)
 
 
-def _words(error: BaseException) -> str:
-    """Return the driver's own words, without the statement: its parameters are other people's prompts."""
-    return str(error.orig) if isinstance(error, DBAPIError) and error.orig is not None else str(error)
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
