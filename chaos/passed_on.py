@@ -9,6 +9,7 @@ from typing import Final
 
 _KEYS: Final = "cluster.gateway.keys"
 PASSED_ON: Final[dict[str, tuple[str, str]]] = {
+    "audit": ("cluster.gateway.audit_cli", "Verify, list, show and prune the audit: 'brownout audit -h'."),
     "keys": (_KEYS, "Add, list, rotate and revoke API keys: 'brownout keys -h'."),
     "tenants": (_KEYS, "See whether the tenants file is in order: 'brownout tenants check'."),
 }

@@ -63,8 +63,8 @@ class ChainCheck:
     pruned_through: int = -1
     """The last record that pruning has removed; -1 where it has removed none."""
     _next_seq: int = 0
-    _next_previous: tuple[str, ...] = (NOTHING_BEFORE,)
-    """Digests that the next record may name. (Whether a digest or what it is over was altered shows only there.)"""
+    _next_previous: str = NOTHING_BEFORE
+    """Digest that the next record must name; empty: any, because of what has been told of the one before it."""
     _astray: list[Record] = field(default_factory=list)
     _gaps: list[int] = field(default_factory=list)
 
@@ -83,16 +83,16 @@ class ChainCheck:
         )
         if computed != record.digest:
             self._set_aside(record)
-        elif record.previous not in self._next_previous:
+        elif self._next_previous not in ("", record.previous):
             self._tell(REORDERED, record, "does not follow the record before it")
-        stands_for: tuple[str, ...] = (record.digest, computed)
+        stands_for = record.digest
         if record.seq == self.pruned_through:
-            stands_for = (str(body["pruned"].get("digest")),)
-        if self.head is not None and self.head.seq == record.seq and self.head.digest not in stands_for:
+            stands_for = str(body["pruned"].get("digest"))
+        if self.head is not None and self.head.seq == record.seq and self.head.digest != stands_for:
             self._tell(
                 ALTERED, record, "is not the record that was the last when the heads were written down"
             )
-        self._next_seq, self._next_previous = record.seq + 1, stands_for
+        self._next_seq, self._next_previous = record.seq + 1, stands_for if computed == record.digest else ""
         self._account(record, body)
 
     def end(self) -> None:
@@ -110,7 +110,7 @@ class ChainCheck:
         pruned = body.get("pruned")
         if record.kind == HEAD and isinstance(pruned, dict) and pruned.get("seq") == record.seq:
             self.pruned_through = record.seq
-            self._next_previous = (record.previous,)  # names an earlier head, which is gone
+            self._next_previous = record.previous  # names an earlier head, which is gone
         elif record.kind != HEAD or record.seq != 0:
             self._missing(record)
 
@@ -120,7 +120,7 @@ class ChainCheck:
         text = f"{gone} record{'s' * (gone != 1)} before record {record.seq}" if gone else "the head is gone"
         self.problems.append(Problem(MISSING, self.chain, self._next_seq, "", text))
         self._gaps.extend(range(self._next_seq, min(record.seq, self._next_seq + _KEPT)))
-        self._next_previous = (record.previous,)
+        self._next_previous = record.previous
 
     def _set_aside(self, record: Record) -> None:
         if len(self._astray) < _KEPT:
