@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from policies.clock import Deadline, SystemClock
 from policies.fleet import Replica
 from policies.priority import Priority
 from policies.progress import Listener, Progress
 from policies.work import Work
+
+if TYPE_CHECKING:
+    from policies.ladder import ClassRungs
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -112,7 +115,8 @@ class Call:
 
     ``idempotent`` says that doing it twice has no effect beyond doing it once, ``tools`` that its answer may
     make somebody act; ``payload`` is opaque to the policies. ``tenant`` is whose share it takes, ``service_class``
-    names the kind of work that it is (it decides how far down the ladder the call may go).
+    names the kind of work that it is (it decides how far down the ladder the call may go, where ``rungs`` does not
+    say it). ``caller`` is who asks, opaque to the policies too: it is for whoever says who is entitled to what.
     """
 
     request_id: str
@@ -128,6 +132,8 @@ class Call:
     resumable: Resumable | None = None
     degradable: Degradable | None = None
     tools: bool = False
+    caller: Any = None
+    rungs: ClassRungs | None = None
 
     def trying(self, attempt: Attempt) -> Call:
         """Return the same call with that attempt."""

@@ -61,7 +61,8 @@ class Degradation:
 
     Args:
         pressure: what the level goes by, besides refusals.
-        classes: limits by ``call.service_class``; a class that is not in it goes by the call's priority.
+        classes: limits by ``call.service_class``, for calls without ``rungs`` of their own; a class that is not in
+            it goes by the call's priority.
         priorities: limits by priority.
         entitled: asked before each rung; ``False`` skips it.
         handlers: who answers at a rung instead of the handler below (another model, a cache). Without one a rung
@@ -96,9 +97,14 @@ class Degradation:
         """Return the present level; 0 is full service."""
         return self._ladder.level
 
+    def look(self) -> int:
+        """Take the present pressure and return the level; for who asks without a call of its own."""
+        self._look()
+        return self.level
+
     def limits(self, call: Call) -> ClassRungs:
         """Return between which rungs the call may be answered."""
-        return self._classes.get(call.service_class) or self._priorities[call.priority]
+        return call.rungs or self._classes.get(call.service_class) or self._priorities[call.priority]
 
     def would_start_at(self, call: Call, rung: str) -> bool:
         """Tell whether a call of this kind would at present start at that rung or below it.

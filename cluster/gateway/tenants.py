@@ -148,12 +148,6 @@ class Tenants:
         found = self._require().find(key_id)
         return found[1] if found is not None and found[0].state(self._utc()) == "valid" else None
 
-    @property
-    def classes(self) -> Mapping[str, WorkClass]:
-        """Return the classes of work of the file as it is; none where it cannot be used."""
-        book = None if self.open else self._current()
-        return {} if book is None else book.classes
-
     def _identify(self, scope: Scope) -> Identity:
         book = self._require()
         key = _key_of(scope)
@@ -228,7 +222,7 @@ def classes_in_open_mode(rungs: Mapping[str, str], cacheable: Set[str]) -> dict[
         name: WorkClass(rungs=ClassRungs.down_to(rung), deferrable=depth(rung) >= depth(DEFERRED))
         for name, rung in rungs.items()
     }
-    classes = {**{name: PLAIN for name in cacheable}, **OPEN_CLASSES, **named}
+    classes = {**dict.fromkeys(cacheable, PLAIN), **OPEN_CLASSES, **named}
     return {name: replace(one, cacheable=name in cacheable) for name, one in classes.items()}
 
 
