@@ -66,8 +66,9 @@ class EventPage:
 class Admin:
     """Async client of both services; one pooled session, every request bounded."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: Endpoints, api_key: str = "") -> None:
         self.endpoints = endpoints
+        self._api_key = api_key
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Admin:
@@ -171,7 +172,8 @@ class Admin:
     async def model(self) -> str:
         """Return the name of the first model that the service offers."""
         url = f"{self.endpoints.base_url}/v1/models"
-        raw = _fields(url, await self._json("GET", url), "data")
+        headers = {"authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        raw = _fields(url, await self._json("GET", url, headers=headers), "data")
         if not raw["data"]:
             raise AdminError(f"GET {url}: offers no model; its replicas are not ready")
         return str(raw["data"][0]["id"])

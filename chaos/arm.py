@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chaos.accounts import AUDIT_COMPLETE, LEDGER_READ, Accounts
 from chaos.admin import AdminError
 from chaos.bounds import Bounds
 from chaos.checks.surroundings import IN_FLIGHT_ZERO, NO_LEFTOVERS, NO_TOXICS, REPLICA_RETURNED
@@ -52,6 +53,7 @@ class ArmRun:
     progress: Progress
     history: HistoryWriter
     outcomes: Counter[str] = field(default_factory=Counter)
+    calls: list[CallRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._surge = Surge(self.plan.rate_per_s, self.plan.extra_per_s)
@@ -70,6 +72,7 @@ class ArmRun:
 
     def _called(self, record: CallRecord) -> None:
         self.outcomes[record.outcome] += 1
+        self.calls.append(record)
         self._write(record)
 
     async def run(self) -> None:
@@ -86,6 +89,8 @@ class ArmRun:
         events = EventCopier(admin, name, self._write)
         await events.begin()
         before = {link.name for link in await admin.replica_links()}
+        accounts = Accounts(self.context, self.client, self.experiment, name, self._write)
+        await accounts.begin()
         context = replace(self.context, surge=self._surge)
         strike = Strike(context, self.experiment, name, self.seed, self.undo, self.bounds, self._write)
         start_at = time.time() + LEAD_S
@@ -102,7 +107,7 @@ class ArmRun:
         async with _background(*beside):
             prefix = f"{self.run_id}-{name}"
             load = asyncio.create_task(
-                self.client.run(calls, name, start_at, prefix, self._called, self._surge)
+                self.client.run(calls, name, start_at, prefix, self._called, self._surge, self.arm.clients)
             )
             try:
                 await self._phases(start_at, strike)
@@ -115,6 +120,7 @@ class ArmRun:
             said = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())
             self.progress.say(f"arm {name}: calls ended: {said or 'none'}")
             share = others.share
+            await self._account(accounts)
             await self._recover(strike, before, events)
         if share is not None:
             self._check(MACHINE_ALONE, Finding(True, {OTHERS_SHARE: round(share, 3)}))
@@ -151,6 +157,17 @@ class ArmRun:
                 await sleep_until(held_from + hold_s)
                 self._phase("revert", time.time())
         self._phase("recovery", time.time())
+
+    async def _account(self, accounts: Accounts) -> None:
+        """Write down what really happened, once every job has come to its end."""
+        bounds = self.bounds
+        await accounts.jobs(self.calls, bounds.quiet_s, bounds.poll_s)
+        for name, found in (
+            (LEDGER_READ, await accounts.ledger(bounds.quiet_s, bounds.poll_s)),
+            (AUDIT_COMPLETE, await accounts.audit(self.calls)),
+        ):
+            if found is not None:
+                self._check(name, found)
 
     async def _recover(self, strike: Strike, before: set[str], events: EventCopier) -> None:
         admin, bounds = self.context.admin, self.bounds

@@ -24,6 +24,7 @@ from chaos.scenarios import SCENARIOS, scenario
 from chaos.substrate import Substrate, SubstrateError
 from chaos.substrates import SUBSTRATES, substrate
 from chaos.tailor import tailored
+from chaos.tenants import own_key
 from chaos.undo import UndoLog, run_lock
 from cluster.public import POLICIES, PROFILES, ClusterState, default_run_dir
 
@@ -114,10 +115,12 @@ async def calibrate(name: str, on: str, seed: int) -> int:
     run_dir = default_run_dir()
     with run_lock(run_dir):
         await _healed(place)
-        urls = await place.endpoints()
+        urls, key = await place.endpoints(), own_key()
         async with (
-            Admin(urls) as admin,
-            LoadClient(urls.base_url, await admin.model(), experiment.load.client_deadline_s) as client,
+            Admin(urls, key) as admin,
+            LoadClient(
+                urls.base_url, await admin.model(), experiment.load.client_deadline_s, {"": key}
+            ) as client,
         ):
             replicas = int(place.settings().get("replicas") or len(await admin.replica_links()))
             ready = await all_serving(admin, client, replicas, (), READY_WITHIN_S, DEFAULT_BOUNDS.poll_s)

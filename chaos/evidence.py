@@ -7,8 +7,9 @@ less in it, and whoever needs what is missing says *inconclusive*.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from chaos.experiment import Arm, CallClass, Experiment, FaultPlan, Load, Objective, Phases, Role, Sign
@@ -16,9 +17,11 @@ from chaos.history import (
     CalibrationRecord,
     CallRecord,
     CheckRecord,
+    EffectRecord,
     EndRecord,
     FaultRecord,
     GatewayEventRecord,
+    JobRecord,
     PhaseRecord,
     Record,
     RunRecord,
@@ -58,6 +61,9 @@ class ArmEvidence:
     faults: tuple[FaultRecord, ...] = ()
     events: tuple[GatewayEventRecord, ...] = ()
     checks: tuple[CheckRecord, ...] = ()
+    effects: tuple[EffectRecord, ...] = ()
+    """Lines of the tool's ledger; what it says of calls is in their ``effects``."""
+    jobs: tuple[JobRecord, ...] = ()
 
     @property
     def name(self) -> str:
@@ -237,12 +243,19 @@ def _arm(arm: Arm, every: list[Record]) -> ArmEvidence:
         found = [record for record in mine if isinstance(record, kind)]
         return tuple(sorted(found, key=lambda record: record.at))  # type: ignore[attr-defined]
 
+    effects, checks = timed(EffectRecord), timed(CheckRecord)
+    calls = sorted((r for r in mine if isinstance(r, CallRecord)), key=lambda call: call.n)
+    if any(check.name == "ledger_read" and check.ok for check in checks):
+        happened = Counter(effect.sender for effect in effects)
+        calls = [replace(call, effects=happened[call.effect]) if call.effect else call for call in calls]
     return ArmEvidence(
         arm=arm,
         phases=timed(PhaseRecord),
-        calls=tuple(sorted((r for r in mine if isinstance(r, CallRecord)), key=lambda call: call.n)),
+        calls=tuple(calls),
         signals=timed(SignalRecord),
         faults=timed(FaultRecord),
         events=timed(GatewayEventRecord),
-        checks=timed(CheckRecord),
+        checks=checks,
+        effects=effects,
+        jobs=timed(JobRecord),
     )

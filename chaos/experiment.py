@@ -266,9 +266,16 @@ class Experiment:
     """Measure N-1 capacity too (a replica is really killed during calibration)."""
     signs: tuple[Sign, ...] = ()
     """How the naive arm must have been hurt."""
+    gateway: dict[str, str] = field(default_factory=dict)
+    """Environment variables that its gateway runs with beside what the cluster was started with."""
+    tenants: str = ""
+    """A tenants file without its secret and without keys; empty for a gateway that asks for none."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Whose each key is, as TENANT/PRINCIPAL, by the name that classes and faults give it. What has no key is sent with
+    the first."""
 
     def __post_init__(self) -> None:
-        """Refuse an objective about a class that the load does not have.
+        """Refuse an objective about a class that the load does not have, and a class with a key that nobody has.
 
         Raises:
             UnknownName: the text offers the nearest names.
@@ -277,3 +284,6 @@ class Experiment:
         for objective in self.objectives:
             if objective.call_class:
                 require("class of calls", objective.call_class, names)
+        for one in self.load.classes:
+            if one.api_key:
+                require("key", one.api_key, self.keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from chaos.admin import Admin, AdminError
 from chaos.faults import FAULTS, FaultContext
@@ -13,6 +13,25 @@ from chaos.undo import UndoEntry, UndoLog
 
 PROFILE = "profile"
 """Kind of the entry that remembers the gateway's profile; no fault, but a run that died leaves it changed as well."""
+SETTINGS = "gateway_settings"
+"""Kind of the entry that says that the gateway was started with an experiment's settings."""
+
+
+@contextlib.asynccontextmanager
+async def settings_lent(
+    substrate: Substrate, undo: UndoLog, settings: Mapping[str, str]
+) -> AsyncIterator[None]:
+    """Have the gateway run with ``settings`` during the block, and as it was started after it; nothing without any."""
+    if not settings:
+        yield
+        return
+    entry = undo.add(SETTINGS, substrate.name, "gateway", {})
+    try:
+        await substrate.configure_gateway(settings)
+        yield
+    finally:
+        await substrate.configure_gateway({})
+        undo.remove(entry)
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +73,7 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
     async with Admin(endpoints) as admin:
         context = FaultContext(substrate, endpoints, admin)
         for entry in entries:
-            if entry.kind not in (*FAULTS, PROFILE):
+            if entry.kind not in (*FAULTS, PROFILE, SETTINGS):
                 problems.append(
                     f"the undo log in {undo.folder} names the fault {entry.kind!r}, which this version does not "
                     f"know; revert it by hand and remove {entry.id}.json"
@@ -63,6 +82,8 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
             try:
                 if entry.kind == PROFILE:
                     await admin.set_profile(entry.data["profile"], entry.data["without"])
+                elif entry.kind == SETTINGS:
+                    await substrate.configure_gateway({})
                 else:
                     await FAULTS[entry.kind].restored(context, entry.data).revert()
             except Exception as error:

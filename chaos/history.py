@@ -116,6 +116,8 @@ class CallRecord:
     job: str = ""
     """Where the job is that it became, as a path."""
     accepted_at: float | None = None
+    effects: int | None = None
+    """How often the ledger has it. Never written: it is counted when a history is judged; None where nobody looked."""
 
 
 @dataclass(frozen=True, slots=True)

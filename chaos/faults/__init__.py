@@ -12,6 +12,7 @@ from chaos.faults.kill_gateway import KillGateway
 from chaos.faults.kill_replica import KillReplica
 from chaos.faults.latency import Latency
 from chaos.faults.noop import Noop
+from chaos.faults.revoke_key import RevokeKey
 from chaos.faults.store_down import StoreDown
 from chaos.faults.tool_lose_answer import ToolLoseAnswer
 
@@ -26,5 +27,6 @@ FAULTS: Final[Mapping[str, type[Fault]]] = {
     "kill_gateway": KillGateway,
     "store_down": StoreDown,
     "tool_lose_answer": ToolLoseAnswer,
+    "revoke_key": RevokeKey,
 }
 """By the name that scenarios use."""

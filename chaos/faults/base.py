@@ -14,6 +14,7 @@ from chaos.admin import Admin
 from chaos.load.surge import Surge
 from chaos.names import require
 from chaos.substrate import Endpoints, Substrate
+from chaos.tenants import Tenants
 
 
 class FaultError(RuntimeError):
@@ -33,6 +34,8 @@ class FaultContext:
     admin: Admin
     surge: Surge = field(default_factory=Surge)
     """The gate of the arm's extra arrivals, for faults that are load."""
+    tenants: Tenants = field(default_factory=Tenants)
+    """Those of the experiment, for faults that take rights away."""
 
 
 @dataclass(frozen=True, slots=True)

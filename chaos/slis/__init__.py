@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from chaos.slis.effects import EFFECTS_ONCE
 from chaos.slis.latency import E2E, ITL, TTFT
 from chaos.slis.longest_gap import LONGEST_GAP
 from chaos.slis.success import SUCCESS_RATE
@@ -19,6 +20,7 @@ SLIS: Final[tuple[Statistic, ...]] = (
     *E2E,
     *ITL,
     LONGEST_GAP,
+    EFFECTS_ONCE,
 )
 STATISTICS: Final[Mapping[str, Statistic]] = {statistic.name: statistic for statistic in SLIS}
 """All that need no further parameter; ``chaos.slo.goodput`` makes the one that does."""

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -77,6 +78,8 @@ class FakeCluster:
         self.cut: set[str] = set()
         """Links that are disabled."""
         self.tool = ToolSide()
+        self.tenants = Path("/nonexistent")
+        """The tenants file, once a key in it was revoked."""
         self.gateway = 1
         """Number of the gateway's process; 0 while it is dead."""
         self.gateways = 1
@@ -282,6 +285,9 @@ class FakeCluster:
         return web.Response(text="ok")
 
     async def models(self, request: web.Request) -> web.Response:
+        _, _, key = request.headers.get("authorization", "").partition("bo_")
+        if key and self.tenants.exists() and f"revoked {key.split('_')[0]}" in self.tenants.read_text():
+            return web.json_response({"error": {"type": "authentication_error"}}, status=401)
         return web.json_response({"data": [{"id": "fake"}]})
 
     # --- admin ------------------------------------------------------------------------------------------
@@ -494,7 +500,7 @@ class FakeSubstrate:
         self.immortal = False
         """Whether a kill does nothing: the fault that cannot be verified."""
         self.place: StorePlace | None = StorePlace(link=LINK_STORE)
-        self.commands: dict[str, Ended] = {}
+        self.commands: dict[str, Ended] = {"keys": Ended(0, "bo_a1b2c3_secret\n")}
         """How commands of the gateway end, by module."""
         self.configured: dict[str, str] = {}
 
@@ -559,9 +565,15 @@ class FakeSubstrate:
         return self.place
 
     async def gateway_command(self, module: str, *arguments: str) -> Ended:
+        if module == "audit_cli":
+            opened = [headers.get("x-request-id", "?") for headers in self.cluster.headers]
+            return Ended(0, json.dumps({"problems": [], "unclosed": [], "opened": opened}))
         self.asked.append(" ".join((module, *arguments)))
         if module not in self.commands:
             raise SubstrateError(f"the fake cluster has no command {module}")
+        if arguments[:1] == ("revoke",):
+            self.cluster.tenants = Path(arguments[-1])
+            self.cluster.tenants.write_text(f"revoked {arguments[1]}")
         return self.commands[module]
 
     async def leftovers(self) -> list[str]:

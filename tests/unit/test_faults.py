@@ -20,6 +20,7 @@ from chaos.heal import heal
 from chaos.load.surge import Surge
 from chaos.names import UnknownName
 from chaos.substrate import SubstrateError
+from chaos.tenants import Tenants
 from chaos.undo import UndoLog
 from tests.fakes.cluster import FakeCluster, FakeSubstrate
 
@@ -31,11 +32,12 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 @pytest.fixture
-async def context(cluster: FakeCluster) -> AsyncIterator[FaultContext]:
+async def context(cluster: FakeCluster, tmp_path: Path) -> AsyncIterator[FaultContext]:
     substrate = FakeSubstrate(cluster)
     endpoints = await substrate.endpoints()
     async with Admin(endpoints) as admin:
-        yield FaultContext(substrate, endpoints, admin)
+        tenants = Tenants(tmp_path / "tenants.toml", {"app": "bo_a1b2c3_secret"})
+        yield FaultContext(substrate, endpoints, admin, tenants=tenants)
 
 
 TARGETS = {
@@ -44,6 +46,7 @@ TARGETS = {
     "kill_gateway": "gateway",
     "store_down": "store",
     "tool_lose_answer": "tool",
+    "revoke_key": "app",
 }
 
 
@@ -76,7 +79,7 @@ async def test_every_fault_can_be_rebuilt_from_its_undo_entry(context: FaultCont
 async def test_every_fault_refuses_an_unknown_target_and_an_unknown_setting(
     context: FaultContext, kind: str
 ) -> None:
-    with pytest.raises(UnknownName, match=r"did you mean 'replica-|known are: (gateway|store|tool)"):
+    with pytest.raises(UnknownName, match=r"did you mean 'replica-|known are: (gateway|store|tool|app)"):
         await FAULTS[kind].resolve(context, "replica-9", {})
     with pytest.raises(UnknownName, match=f"setting of fault '{kind}'"):
         await FAULTS[kind].resolve(context, "replica-0", {"latncy_s": 1})

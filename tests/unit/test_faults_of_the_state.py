@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ from chaos.admin import Admin
 from chaos.events import EventCopier
 from chaos.faults import FaultContext, FaultError
 from chaos.faults.kill_gateway import KillGateway
+from chaos.faults.revoke_key import RevokeKey
 from chaos.faults.store_down import StoreDown
 from chaos.faults.tool_lose_answer import ToolLoseAnswer
 from chaos.heal import heal
 from chaos.history import GatewayEventRecord
 from chaos.substrate import StorePlace
+from chaos.tenants import Tenants
 from chaos.tool import Tool
 from chaos.undo import UndoLog
 from tests.fakes.cluster import FakeCluster, FakeSubstrate
@@ -115,6 +118,32 @@ async def test_a_store_that_is_a_file_is_locked_against_every_writer(
         await fault.revert()
         ours.execute("INSERT INTO t VALUES (1)")
     ours.close()
+
+
+async def test_a_revoked_key_is_refused_until_the_file_is_as_it_was(
+    cluster: FakeCluster, context: FaultContext, tmp_path: Path
+) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text("as it was")
+    context = replace(context, tenants=Tenants(file, {"app": "bo_a1b2c3_secret"}))
+    fault = await RevokeKey.resolve(context, "app", {})
+    await fault.inject()
+    proof = await fault.verify()
+    assert (proof.ok, proof.detail) == (True, {"key_id": "a1b2c3", "status": 401})
+    assert "secret" not in str(fault.undo_data())
+    await RevokeKey.restored(context, fault.undo_data()).revert()
+    assert file.read_text() == "as it was"
+    await fault.revert()
+
+
+async def test_a_key_that_still_holds_is_not_verified(
+    context: FaultContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.faults.revoke_key.VERIFY_WITHIN_S", 0.2)
+    fault = await RevokeKey.resolve(
+        replace(context, tenants=Tenants(tmp_path / "t.toml", {"app": "bo_a1b2c3_secret"})), "app", {}
+    )
+    assert not (await fault.verify()).ok
 
 
 async def test_a_gateway_without_a_store_cannot_lose_it(context: FaultContext) -> None:
