@@ -32,8 +32,12 @@ class Allowance:
         count: Callable[[], Awaitable[list[Count]]],
         outputs: OutputEstimator,
         context: generation.Context,
+        *,
+        counts_as: int = 1,
     ) -> None:
         """Hold what the call may use. Its prompts are counted only where their tokens are.
+
+        ``counts_as`` is 0 for what was counted as a request before.
 
         Raises:
             QuotaExceeded: the tenant has had its share of this minute.
@@ -45,7 +49,7 @@ class Allowance:
             counts = await count()
             self._prompt_tokens = sum(one.tokens for one in counts)
             tokens = self._prompt_tokens + _most_output(request, counts, outputs, context)
-        self._held = await reserve(quotas, identity, tokens)
+        self._held = await reserve(quotas, identity, tokens, requests=counts_as)
 
     def settle(
         self, outcome: str, *, attempts: int, acted: bool, output_tokens: int, usage: dict[str, Any]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cluster import public
 from cluster.gateway import generation
+from cluster.gateway.allowance import Allowance
 from cluster.gateway.answer import Answer
 from cluster.gateway.assemble import whole_answer
 from cluster.gateway.calls import LiveCall
@@ -21,6 +22,7 @@ from cluster.gateway.exchange import Exchange
 from cluster.gateway.identity import OPEN, Identity
 from cluster.gateway.keyed import UnderKey
 from cluster.gateway.ladder import Asked, Lesser
+from cluster.gateway.run_as import run_as
 from cluster.gateway.schema import ChatRequest, CompletionRequest
 from cluster.gateway.service import Gateway
 from cluster.gateway.sse import DONE, note_of
@@ -32,7 +34,7 @@ from policies.call import FULL, Call, Delivery
 from policies.clock import Deadline
 from policies.errors import ToolUnknown
 from policies.idempotency import Keyed
-from policies.ladder import NO_TOOLS
+from policies.ladder import NO_TOOLS, ClassRungs
 from policies.profiles import Pipeline
 
 _COUNT_IN_THREAD_FROM: Final = 64 * 1024
@@ -89,6 +91,7 @@ class Answering:
             deadline=wanted.deadline,
             headers=exchange.headers,
         )
+        self._allowance = Allowance()
         self.usage: dict[str, Any] = {}
         """Of the answer, once it is there."""
 
@@ -111,6 +114,35 @@ class Answering:
     def replica(self) -> str:
         """Return the link of the replica that answered, or tried last; empty where none was asked."""
         return self._delivery.replica
+
+    async def reserve(self) -> None:
+        """Hold the call's part of its tenant's quotas.
+
+        Raises:
+            QuotaExceeded: the tenant has had its share.
+            InvalidRequest: the call is too large for the context or for the quota.
+            FailedClosed: nobody can tell.
+        """
+        gateway, wanted = self._gateway, self.wanted
+        await self._allowance.reserve(
+            gateway.state.quotas,
+            wanted.identity,
+            wanted.request,
+            lambda: self._count(wanted.body),
+            gateway.outputs,
+            gateway.context,
+            counts_as=1 if run_as(self.exchange.scope) is None else 0,
+        )
+
+    def settle_quota(self, outcome: str) -> None:
+        """Give back what was held of the quotas and not used."""
+        self._allowance.settle(
+            outcome,
+            attempts=self.attempts,
+            acted=any(step.state for step in self.wanted.steps),
+            output_tokens=self._delivery.output_tokens,
+            usage=self.usage,
+        )
 
     def tools_told(self) -> list[dict[str, object]]:
         """Return what became of each tool call, and whether it changed something."""
@@ -200,9 +232,14 @@ class Answering:
                 priority=standing.priority,
                 tenant=standing.tenant,
                 service_class=standing.service_class,
+                caller=self.wanted.identity,
+                rungs=self._rungs(),
             ),
             NO_TOOLS,
         )
+
+    def _rungs(self) -> ClassRungs | None:
+        return self.wanted.identity.work_class(self.wanted.standing.service_class).rungs
 
     async def _build_call(self, body: dict[str, Any]) -> Call:
         counts = await self._count(body)
@@ -238,6 +275,8 @@ class Answering:
             priority=standing.priority,
             tenant=standing.tenant,
             service_class=standing.service_class,
+            caller=self.wanted.identity,
+            rungs=self._rungs(),
             resumable=resumable,
             degradable=Lesser(
                 asked,

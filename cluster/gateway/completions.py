@@ -144,6 +144,7 @@ class Completions:
 
     async def _stages(self, answering: Answering, trail: Trail) -> None:
         """Stages 4 to 10: quota, record, claim, cache, and the answering itself."""
+        await answering.reserve()
         await trail.open()
         await self._under_key(answering)
 
@@ -165,6 +166,7 @@ class Completions:
         """Stage 11: what is owed when a call has ended in whatever way. It must not wait: the client may be gone."""
         if answering.under is not None:
             answering.under.settle()
+        answering.settle_quota(live.outcome)
         trail.close(
             live.outcome,
             exchange.status,

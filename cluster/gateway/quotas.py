@@ -137,8 +137,8 @@ class Quotas:
         self._ahead_s: float | None = None
         """What to add to our clock to have the store's."""
 
-    async def reserve(self, identity: Identity, tokens: int) -> Reservation:
-        """Hold one request and that many tokens for a call.
+    async def reserve(self, identity: Identity, tokens: int, *, requests: int = 1) -> Reservation:
+        """Hold a request and that many tokens for a call.
 
         Raises:
             QuotaExceeded: the tenant has had its share of this minute.
@@ -154,10 +154,10 @@ class Quotas:
             )
         try:
             for quota, limit, amount in (
-                (REQUESTS, limits.requests_per_minute, 1),
+                (REQUESTS, limits.requests_per_minute, requests),
                 (TOKENS, limits.tokens_per_minute, tokens),
             ):
-                if limit is not None:
+                if limit is not None and amount:
                     held._hold(quota, await self._take(identity.tenant, quota, limit, amount), amount)
         except BaseException:
             held.release()
@@ -229,7 +229,9 @@ class Quotas:
         )
 
 
-async def reserve(quotas: Quotas | None, identity: Identity, tokens: int) -> Reservation:
+async def reserve(
+    quotas: Quotas | None, identity: Identity, tokens: int, *, requests: int = 1
+) -> Reservation:
     """Hold a call's share of the quotas of its tenant; where that has none there is nothing to hold.
 
     Raises:
@@ -241,7 +243,7 @@ async def reserve(quotas: Quotas | None, identity: Identity, tokens: int) -> Res
         return Reservation()
     if quotas is None:
         raise FailedClosed("this tenant has quotas, and there is no store to keep them in", what="quota")
-    return await quotas.reserve(identity, tokens)
+    return await quotas.reserve(identity, tokens, requests=requests)
 
 
 def _look_at(task: asyncio.Task[None]) -> None:

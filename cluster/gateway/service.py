@@ -14,6 +14,7 @@ from cluster import public
 from cluster.gateway.admission_gauges import add_admission_gauges
 from cluster.gateway.answer import Answer
 from cluster.gateway.calls import Calls
+from cluster.gateway.entitlement import Entitlement
 from cluster.gateway.event_log import EventLog
 from cluster.gateway.generation import Context
 from cluster.gateway.inflight import InFlight
@@ -22,6 +23,7 @@ from cluster.gateway.metrics import Metrics
 from cluster.gateway.replicas import Discovery
 from cluster.gateway.small import SmallModel
 from cluster.gateway.state import State
+from cluster.gateway.tenant_metrics import add_tenant_metrics
 from cluster.gateway.tenants import Tenants
 from cluster.gateway.tokens import TokenCounter
 from cluster.gateway.tool_client import ToolClient
@@ -126,11 +128,13 @@ class Gateway:
             self.clock,
             rng,
             self.sink,
+            entitled=Entitlement(self.tenants, settings.small_model_name),
             rung_handlers={SMALL_MODEL: self.small},
         )
         self.choice = ProfileChoice(settings.profile, extra=_configured_extra(settings))
         self.pipeline = self._build(self.choice)
         self._add_gauges()
+        add_tenant_metrics(self.metrics, self.tenants, self.state.quotas)
 
     def change_profile(
         self,

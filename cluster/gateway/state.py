@@ -6,14 +6,20 @@ recorded, claimed or kept, and the gateway says so when it starts.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from cluster.gateway.audit import Audit
 from cluster.gateway.claims import Claims, new_owner
+from cluster.gateway.quotas import Quotas
 from cluster.gateway.steps import Steps
 from cluster.gateway.store.store import Store
 from cluster.settings import Settings
+from policies.clock import SystemClock
+
+QUOTA_JITTER_S: Final = 2.0
+"""Callers who used up their quota in one minute come back spread over so much of the next."""
 
 
 @dataclass(slots=True)
@@ -22,7 +28,7 @@ class State:
 
     store: Store | None = None
     tenants: Any = None
-    quotas: Any = None
+    quotas: Quotas | None = None
     audit: Any = None
     claims: Any = None
     steps: Any = None
@@ -47,6 +53,7 @@ async def open_state(settings: Settings, store: Store | None) -> State:
     state = State(store=store)
     if store is None:
         return state
+    state.quotas = Quotas(store, SystemClock(), jitter_s=lambda: random.uniform(0, QUOTA_JITTER_S))
     state.audit = Audit(store)
     state.claims = Claims(store, new_owner(), lease_s=settings.idempotency_lease_s)
     state.steps = Steps(store)
