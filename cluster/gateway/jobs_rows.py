@@ -61,7 +61,7 @@ def result_values(result: Result | None) -> dict[str, Any]:
     return {"status": result.status, "headers": json.dumps(dict(result.headers)), "result": result.body}
 
 
-def result_of(row: Row[Any]) -> Result | None:
+def result_of(row: Any) -> Result | None:
     """Return the result in a row with ``status``, ``headers`` and ``result``."""
     if row.status is None:
         return None
