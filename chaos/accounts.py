@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from chaos.experiment import Experiment
@@ -32,6 +33,8 @@ AUDIT_MODULE: Final = "audit_cli"
 JOBS_AT_ONCE: Final = 8
 UNRECORDED: Final = frozenset({ERROR_UNAVAILABLE})
 """Types of refusals that may be what kept the record from being written."""
+MOST_REQUESTS: Final = 100_000
+_CLOCKS_APART_S: Final = 5.0
 _MOST_NAMED: Final = 20
 
 
@@ -105,14 +108,15 @@ class Accounts:
         """Have the audit verified, and look for every request that got an answer; None where there is no store."""
         if await self.context.substrate.store() is None:
             return None
-        since = f"{self._began_at - 5:.3f}"
+        ask = self.context.substrate.gateway_command
+        since = datetime.fromtimestamp(self._began_at - _CLOCKS_APART_S, UTC).isoformat()
         try:
-            verified = await self.context.substrate.gateway_command(AUDIT_MODULE, "verify", "--json")
-            listed = await self.context.substrate.gateway_command(
-                AUDIT_MODULE, "requests", "--since", since, "--json"
+            verified = await ask(AUDIT_MODULE, "verify", "--json", "--since", since)
+            listed = await ask(
+                AUDIT_MODULE, "list", "--json", "--since", since, "--limit", str(MOST_REQUESTS)
             )
             report = json.loads(verified.output)
-            known = set(map(str, json.loads(listed.output)["opened"]))
+            known = {str(json.loads(line)["request_id"]) for line in listed.output.splitlines()}
         except (SubstrateError, ValueError, KeyError, TypeError) as error:
             return Finding(None, {"error": f"{type(error).__name__}: {error}"})
         problems = list(report.get("problems") or ())

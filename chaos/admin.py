@@ -118,6 +118,17 @@ class Admin:
         body = {"profile": profile, "without": list(without)}
         await self._json("PUT", f"{self.endpoints.admin_url}/admin/profile", json=body)
 
+    async def revision(self) -> str:
+        """Return the revision of the model under which answers are kept."""
+        url = f"{self.endpoints.admin_url}/admin/revision"
+        return str(_fields(url, await self._json("GET", url), "model_revision")["model_revision"])
+
+    async def set_revision(self, revision: str) -> None:
+        """Say that the model is another one from now on: what was kept before is not given any more."""
+        await self._json(
+            "PUT", f"{self.endpoints.admin_url}/admin/revision", json={"model_revision": revision}
+        )
+
     async def in_flight(self) -> InFlight:
         """Return what the gateway holds now."""
         url = f"{self.endpoints.admin_url}/admin/inflight"

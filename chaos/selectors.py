@@ -149,6 +149,17 @@ def held_and_hold(evidence: Evidence, arm: ArmEvidence) -> Selection:
     return Selection(calls, around.awaiting, window.start_s, window.end_s)
 
 
+def held_by_gateway(evidence: Evidence, arm: ArmEvidence) -> Selection:
+    """Calls that were under way at the fault, those that awaited a result too, and those that arrive during it."""
+    window = hold_window(evidence, arm)
+    start_s, origin = window.start_s, arm.start_at or 0.0
+    struck_s = start_s if arm.struck_at is None else arm.struck_at - origin
+    held = {c.n for c in arm.calls if c.offset_s < struck_s <= c.ended_at - origin}
+    chosen = held | {call.n for call in window.calls}
+    calls = tuple(c for c in arm.calls if c.n in chosen)
+    return Selection(calls, frozenset(), start_s, window.end_s)
+
+
 def after_revert(evidence: Evidence, arm: ArmEvidence) -> Selection:
     """Calls that arrive after the fault was taken back, until the arm's last."""
     start_s = reverted_offset_s(evidence, arm)
@@ -165,6 +176,7 @@ SELECTORS: Final[Mapping[str, Selector]] = {
     "loss_window": loss_window,
     "hold_window": hold_window,
     "held_and_hold": held_and_hold,
+    "held_by_gateway": held_by_gateway,
     "after_revert": after_revert,
 }
 Scope = tuple[str, str, float]

@@ -11,6 +11,7 @@ from chaos.faults.freeze_replica import FreezeReplica
 from chaos.faults.kill_gateway import KillGateway
 from chaos.faults.kill_replica import KillReplica
 from chaos.faults.latency import Latency
+from chaos.faults.new_revision import NewRevision
 from chaos.faults.noop import Noop
 from chaos.faults.revoke_key import RevokeKey
 from chaos.faults.store_down import StoreDown
@@ -28,5 +29,6 @@ FAULTS: Final[Mapping[str, type[Fault]]] = {
     "store_down": StoreDown,
     "tool_lose_answer": ToolLoseAnswer,
     "revoke_key": RevokeKey,
+    "new_revision": NewRevision,
 }
 """By the name that scenarios use."""

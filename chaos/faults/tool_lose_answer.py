@@ -1,7 +1,8 @@
 """The tool does what it is asked, and its answer is lost: the connection ends where the answer should be.
 
-The most awkward failure that a caller can meet, because asking again may do it twice. Only methods with an effect lose
-their answers. Proven with a transfer of our own: its answer is lost and its effect stands in the ledger.
+The most awkward failure that a caller can meet, because asking again may do it twice. Every method loses its answers:
+who asks what became of a transfer is not told either, so that nobody can know before this is over. Proven with a
+transfer of our own: its answer is lost and its effect stands in the ledger.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Any, ClassVar, Final
 
 from chaos.faults.base import FaultContext, FaultError, Proof, checked_settings
 from chaos.names import require
-from chaos.tool import TRANSFER, AnswerLost, Tool
+from chaos.tool import AnswerLost, Tool
 from cluster.public import LINK_TOOL
 
-FAULTS: Final = {"lose_answer": True, "methods": [TRANSFER]}
+FAULTS: Final = {"lose_answer": True}
 
 
 class ToolLoseAnswer:
-    """Loses the answers of what has an effect."""
+    """Loses the tool's answers, but not what it does."""
 
     kind: ClassVar[str] = "tool_lose_answer"
     loses_replica: ClassVar[bool] = False

@@ -93,6 +93,12 @@ def request_headers(asked: Ask, request_id: str, key: str = "", api_key: str = "
     return headers
 
 
+def owner_headers(api_key: str, tenant: str) -> dict[str, str]:
+    """Return the headers of whoever asks for a job of their own."""
+    key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return key | ({HEADER_TENANT: tenant} if tenant else {})
+
+
 class LoadClient:
     """Carries out planned calls against an OpenAI-compatible root URL (without ``/v1``).
 
@@ -256,14 +262,12 @@ class LoadClient:
         return self._api_keys.get(asked.call_class.api_key if asked.call_class else "", "")
 
     async def _follow(self, asked: Ask, answer: Answer) -> None:
-        api_key = self._api_key(asked)
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = owner_headers(self._api_key(asked), asked.call_class.tenant if asked.call_class else "")
         await follow(self._opened(), self._root + answer.job, headers, answer)
 
     async def job(self, record: CallRecord) -> tuple[str, str, str]:
         """Return the state of the job that a call became, the reason for it, and the digest of its result's text."""
-        api_key = self._api_keys.get(record.api_key, "")
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = owner_headers(self._api_keys.get(record.api_key, ""), record.tenant)
         session, url = self._opened(), self._root + record.job
         state, reason = await job_state(session, url, headers)
         answer = Answer(status=ACCEPTED)

@@ -9,10 +9,13 @@ from chaos.experiment import Experiment
 from chaos.names import require
 from chaos.scenarios.burst import BURST
 from chaos.scenarios.frozen_replica import FROZEN_REPLICA
+from chaos.scenarios.gateway_crash import GATEWAY_CRASH
 from chaos.scenarios.long_context import LONG_CONTEXT
 from chaos.scenarios.retry_storm import RETRY_STORM
 from chaos.scenarios.slow_replica import SLOW_REPLICA
 from chaos.scenarios.slow_tool import SLOW_TOOL
+from chaos.scenarios.store_down import STORE_DOWN
+from chaos.scenarios.tool_effect_answer_lost import TOOL_EFFECT_ANSWER_LOST
 from chaos.scenarios.worker_loss import WORKER_LOSS
 
 SCENARIOS: Final[Mapping[str, Experiment]] = {
@@ -23,6 +26,9 @@ SCENARIOS: Final[Mapping[str, Experiment]] = {
     "long_context": LONG_CONTEXT,
     "retry_storm": RETRY_STORM,
     "slow_tool": SLOW_TOOL,
+    "tool_effect_answer_lost": TOOL_EFFECT_ANSWER_LOST,
+    "store_down": STORE_DOWN,
+    "gateway_crash": GATEWAY_CRASH,
 }
 
 

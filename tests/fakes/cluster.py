@@ -78,6 +78,7 @@ class FakeCluster:
         self.cut: set[str] = set()
         """Links that are disabled."""
         self.tool = ToolSide()
+        self.revision = "r1"
         self.tenants = Path("/nonexistent")
         """The tenants file, once a key in it was revoked."""
         self.gateway = 1
@@ -300,6 +301,11 @@ class FakeCluster:
         self.profiles_set.append(self.profile)
         return web.json_response(self.profile)
 
+    async def model_revision(self, request: web.Request) -> web.Response:
+        if request.method == "PUT":
+            self.revision = (await request.json())["model_revision"]
+        return web.json_response({"model_revision": self.revision, "policy_revision": "p"})
+
     def _held(self, link: str) -> tuple[list[str], list[str]]:
         on_link = [(key[0], a["phase"]) for key, a in self.attempts.items() if a["replica"] == link]
         streaming = [request_id for request_id, phase in on_link if phase == "streaming"]
@@ -455,6 +461,7 @@ class FakeCluster:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/admin/profile", self.get_profile)
         app.router.add_put("/admin/profile", self.put_profile)
+        app.router.add_route("*", "/admin/revision", self.model_revision)
         app.router.add_get("/admin/inflight", self.inflight)
         app.router.add_get("/admin/wait", self.wait)
         app.router.add_get("/admin/events", self.get_events)
@@ -566,8 +573,10 @@ class FakeSubstrate:
 
     async def gateway_command(self, module: str, *arguments: str) -> Ended:
         if module == "audit_cli":
-            opened = [headers.get("x-request-id", "?") for headers in self.cluster.headers]
-            return Ended(0, json.dumps({"problems": [], "unclosed": [], "opened": opened}))
+            if arguments[0] == "verify":
+                return Ended(0, json.dumps({"status": "fine", "problems": [], "unclosed": []}))
+            ids = [headers.get("x-request-id", "?") for headers in self.cluster.headers]
+            return Ended(0, "\n".join(json.dumps({"request_id": one}) for one in ids))
         self.asked.append(" ".join((module, *arguments)))
         if module not in self.commands:
             raise SubstrateError(f"the fake cluster has no command {module}")

@@ -47,6 +47,7 @@ TARGETS = {
     "store_down": "store",
     "tool_lose_answer": "tool",
     "revoke_key": "app",
+    "new_revision": "gateway",
 }
 
 

@@ -13,6 +13,7 @@ from chaos.admin import Admin
 from chaos.events import EventCopier
 from chaos.faults import FaultContext, FaultError
 from chaos.faults.kill_gateway import KillGateway
+from chaos.faults.new_revision import NewRevision
 from chaos.faults.revoke_key import RevokeKey
 from chaos.faults.store_down import StoreDown
 from chaos.faults.tool_lose_answer import ToolLoseAnswer
@@ -144,6 +145,17 @@ async def test_a_key_that_still_holds_is_not_verified(
         replace(context, tenants=Tenants(tmp_path / "t.toml", {"app": "bo_a1b2c3_secret"})), "app", {}
     )
     assert not (await fault.verify()).ok
+
+
+async def test_another_revision_holds_until_it_is_taken_back(
+    cluster: FakeCluster, context: FaultContext
+) -> None:
+    fault = await NewRevision.resolve(context, "gateway", {})
+    assert not (await fault.verify()).ok
+    await fault.inject()
+    assert (await fault.verify()).ok
+    await NewRevision.restored(context, fault.undo_data()).revert()
+    assert cluster.revision == "r1"
 
 
 async def test_a_gateway_without_a_store_cannot_lose_it(context: FaultContext) -> None:
