@@ -19,6 +19,8 @@ from cluster.gateway.admin import Admin
 from cluster.gateway.app import public_app
 from cluster.gateway.service import Gateway
 from cluster.gateway.state import open_state
+from cluster.gateway.tenants import Tenants
+from cluster.gateway.tenants_file import TenantsError
 from cluster.gateway.tokens import load as load_counter
 from cluster.gateway.upstream import new_session
 from cluster.settings import Settings, SettingsError, current
@@ -87,6 +89,11 @@ async def serve(settings: Settings) -> None:
     """Run both applications until a signal comes."""
     loop = asyncio.get_running_loop()
     closing = asyncio.Event()
+    tenants = Tenants.of(settings)
+    try:
+        tenants.require()
+    except TenantsError as error:
+        raise SettingsError(str(error)) from None
     sockets = [
         _listen(settings.bind_host, settings.port_gateway, "port_gateway"),
         _listen(settings.bind_host, settings.port_gateway_admin, "port_gateway_admin"),

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -133,3 +134,15 @@ async def test_a_taken_port_is_named_and_ends_it_with_4() -> None:
     assert str(port) in errors.decode()
     assert "port_gateway" in errors.decode()
     assert "Traceback" not in errors.decode()
+
+
+async def test_a_tenants_file_that_cannot_be_used_is_named_and_stops_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    for text, said in ((None, "cannot be read"), ("[tenants.acme]\n", "'salt_secret' is missing")):
+        if text is not None:
+            file.write_text(text)
+        process = await start(tenants_file=file, port_gateway=free_port(), port_gateway_admin=free_port())
+        _, stderr = await process.communicate()
+        assert process.returncode == 4
+        assert str(file) in stderr.decode()
+        assert said in stderr.decode()
