@@ -15,10 +15,12 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 from starlette.applications import Starlette
 
+from cluster import public
 from cluster.gateway.admin import Admin
 from cluster.gateway.app import public_app
 from cluster.gateway.service import Gateway
 from cluster.gateway.state import open_state
+from cluster.gateway.store.opening import StoreOpenError, open_store
 from cluster.gateway.tenants import Tenants
 from cluster.gateway.tenants_file import TenantsError
 from cluster.gateway.tokens import load as load_counter
@@ -100,7 +102,10 @@ async def serve(settings: Settings) -> None:
     ]
     counter = await asyncio.to_thread(load_counter, settings)
     async with new_session() as session, contextlib.AsyncExitStack() as opened:
-        state = await open_state(settings, None)
+        store = await open_store(settings.store, public.default_run_dir(), answer_s=settings.store_answer_s)
+        if store is None:
+            _LOG.warning("no store (BROWNOUT_STORE=none): nothing is recorded, claimed, limited or kept")
+        state = await open_state(settings, store)
         opened.push_async_callback(state.aclose)
         gateway = Gateway(settings, session, counter, state=state)
         servers = [_server(public_app(gateway)), _server(Admin(gateway, closing).app())]
@@ -138,7 +143,7 @@ def main() -> int:
     try:
         settings = current()
         _run(settings)
-    except SettingsError as error:
+    except (SettingsError, StoreOpenError) as error:
         print(error, file=sys.stderr)
         return 4
     return 0

@@ -69,11 +69,12 @@ class Trail:
         """
         if self._audit is None:
             return
+        self._ended = True  # unless there is a record, the audit itself says how it ended
         try:
             self._opened = await self._audit.open(self._opening("allowed"))
         except StoreUnavailable as error:
-            self._ended = True  # the audit itself records how it ended, once it can
             raise _failed(error) from error
+        self._ended = False
 
     def close(
         self,
