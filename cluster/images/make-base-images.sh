@@ -9,6 +9,7 @@
 #   python      Debian 12 packages (debootstrap), Python 3.11, with this machine's CA bundle and pip settings
 #   toxiproxy   this project's own link proxy (cluster/linkproxy), which speaks the same HTTP API
 #   prometheus  Debian's package `prometheus` (an older release)
+#   postgres    Debian's package `postgresql-15`, with the environment variables of the real image
 #
 # Stand-ins carry the label brownout.stand-in: `docker image ls --filter label=brownout.stand-in` shows them, and
 # `docker image rm` with their names returns to the real ones. Needs root, debootstrap and a Debian mirror.
@@ -28,6 +29,7 @@ die() {
 # The names stand where they are used; read them there.
 PYTHON=$(sed -n 's/^ARG PYTHON_IMAGE=//p' $IMAGES/Dockerfile)
 TOXIPROXY=$(sed -n 's/^ *image: \(.*toxiproxy:.*\)$/\1/p' docker-compose.yml)
+POSTGRES=$(sed -n 's/^ *image: \(postgres:.*\)$/\1/p' docker-compose.yml)
 PROMETHEUS=$(sed -n 's/^ *image: \(prom\/prometheus:.*\)$/\1/p' docker-compose.yml)
 
 made_here() { [[ -n $(docker image inspect --format "{{index .Config.Labels \"$LABEL\"}}" "$1" 2>/dev/null) ]]; }
@@ -132,6 +134,12 @@ make_prometheus() {
         -f $IMAGES/stand-ins/Dockerfile .
 }
 
+make_postgres() {
+    say "$POSTGRES: building a stand-in from Debian's package"
+    build --target postgres -t "$POSTGRES" --label "$LABEL=debian" --build-arg PYTHON_IMAGE="$PYTHON" \
+        -f $IMAGES/stand-ins/Dockerfile .
+}
+
 if made_here "$PYTHON"; then
     [[ $(recipe "$PYTHON") == "$(recipe_of_python)" ]] || make_python
 elif ! present "$PYTHON" && ! pulled "$PYTHON"; then
@@ -140,4 +148,5 @@ fi
 # A stand-in that exists is built again: from the cache, unless the code of the link proxy changed.
 if made_here "$TOXIPROXY" || { ! present "$TOXIPROXY" && ! pulled "$TOXIPROXY"; }; then make_toxiproxy; fi
 if made_here "$PROMETHEUS" || { ! present "$PROMETHEUS" && ! pulled "$PROMETHEUS"; }; then make_prometheus; fi
-say "ready: $PYTHON, $TOXIPROXY, $PROMETHEUS"
+if made_here "$POSTGRES" || { ! present "$POSTGRES" && ! pulled "$POSTGRES"; }; then make_postgres; fi
+say "ready: $PYTHON, $TOXIPROXY, $PROMETHEUS, $POSTGRES"
