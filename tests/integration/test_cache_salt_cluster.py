@@ -1,4 +1,4 @@
-"""Tenants do not share prefix caches in real vLLM: a prompt of before is a hit for its own tenant, a miss for others."""
+"""Tenants do not share prefix caches in real vLLM: a prompt of before is a hit for its tenant, a miss for others."""
 
 from __future__ import annotations
 
