@@ -115,8 +115,17 @@ class Trail:
             return
         self._ended = True
         self.reason = word_of(error)
-        outcome = "refused" if isinstance(error, CallRefused) else "invalid"
-        await self._audit.refused(self._opening(self.reason), self._ending(outcome, to_http(error).status))
+        await self._audit.refused(
+            self._opening(self.reason), self._ending(outcome_of(error), to_http(error).status)
+        )
+
+    async def failed(self, error: Exception) -> None:
+        """Record how a request ended that was answered with an error, whether it had been opened or not."""
+        if self._opened is None:
+            await self.refused(error)
+        else:
+            self.reason = word_of(error)
+            self.close(outcome_of(error), to_http(error).status)
 
     async def looked(self, status: int) -> None:
         """Record a request that only reads, and that is about to be answered.
@@ -167,12 +176,37 @@ def looked_at(gateway: Gateway, endpoint: Endpoint) -> Callable[[Request], Await
             trail.identity = identity = gateway.tenants.identify(request.scope)
             response = await endpoint(request, identity)
             await trail.looked(response.status_code)
-        except (InvalidRequest, FailedClosed) as error:
+        except Exception as error:
             await trail.refused(error)
             raise
         return response
 
     return answer
+
+
+def acted_on(gateway: Gateway, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers a request that changes something: it is recorded before it does so, and after."""
+
+    async def answer(request: Request) -> Response:
+        trail = Trail(gateway, request.scope, request_id_of(request.scope))
+        try:
+            trail.identity = identity = gateway.tenants.identify(request.scope)
+            await trail.open()
+            response = await endpoint(request, identity)
+        except Exception as error:
+            await trail.failed(error)
+            raise
+        trail.close("ok", response.status_code)
+        return response
+
+    return answer
+
+
+def outcome_of(error: Exception) -> str:
+    """Return how a request ended that ended with this error."""
+    if isinstance(error, CallRefused):
+        return "refused"
+    return "invalid" if isinstance(error, InvalidRequest) else "failed"
 
 
 def word_of(error: Exception) -> str:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster import public
-from cluster.gateway.audit_trail import Endpoint, Trail, looked_at
+from cluster.gateway.audit_trail import acted_on, looked_at
 from cluster.gateway.errors import InvalidRequest
 from cluster.gateway.exchange import request_id_of
 from cluster.gateway.identity import OPERATOR, Identity
@@ -18,7 +18,6 @@ from cluster.gateway.jobs import PATH, Jobs, come_back_s, document, may_see, una
 from cluster.gateway.service import Gateway
 from cluster.gateway.standing import claimed_by, recognised
 from cluster.gateway.store.store import StoreUnavailable
-from policies.errors import FailedClosed
 from policies.work_queue import DONE, FAILED, LIVE, QUEUED, RUNNING, Job
 
 MOST_LISTED: Final = 100
@@ -30,7 +29,7 @@ def job_routes(gateway: Gateway) -> list[Route]:
     if gateway.state.jobs is None:
         return []
     api = _Api(gateway, gateway.state.jobs)
-    cancel = _acting(gateway, api.cancel)
+    cancel = acted_on(gateway, api.cancel)
     return [
         Route(PATH, looked_at(gateway, api.listed), methods=["GET"]),
         Route(f"{PATH}/{{id}}", looked_at(gateway, api.job), methods=["GET"]),
@@ -133,27 +132,6 @@ class _Api:
             public.HEADER_REQUEST_ID: request_id_of(request.scope),
             public.HEADER_PROFILE: self._gateway.pipeline.profile,
         }
-
-
-def _acting(gateway: Gateway, endpoint: Endpoint) -> Any:
-    """Return what answers a request that changes something: recorded before it does so, and after."""
-
-    async def answer(request: Request) -> Response:
-        trail = Trail(gateway, request.scope, request_id_of(request.scope))
-        try:
-            trail.identity = identity = gateway.tenants.identify(request.scope)
-            await trail.open()
-            response = await endpoint(request, identity)
-        except (InvalidRequest, FailedClosed) as error:
-            if trail.identity is None:
-                await trail.refused(error)
-            else:
-                trail.close("invalid" if isinstance(error, InvalidRequest) else "refused", 0)
-            raise
-        trail.close("ok", response.status_code)
-        return response
-
-    return answer
 
 
 def _limit(given: str | None) -> int:

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, delete, select, update
 
 from cluster.gateway.audit import Audit, Closing, Opening
+from cluster.gateway.audit_prune import PruneConflict, all_prunable, prune_chain
 from cluster.gateway.audit_reading import ends, of_request, verify
 from cluster.gateway.audit_record import COLUMNS, Record, body_of
 from cluster.gateway.store.store import Store, StoreUnavailable
@@ -301,3 +302,23 @@ async def test_an_altered_body_is_found(store: Store):
     assert [(problem.kind, problem.seq, problem.request_id) for problem in found.problems] == [
         ("altered", 3, "r2")
     ]
+
+
+async def test_what_is_old_and_closed_is_pruned_and_the_rest_verifies(store: Store):
+    now = 1000.0
+    audit = Audit(store, now=lambda: now)
+    for number in range(4):
+        audit.close(await audit.open(asked(f"old{number}")), Closing("ok", 200))
+    unknown = await audit.open(asked("unknown"))
+    now = 2000.0
+    audit.close(await audit.open(asked("new")), Closing("ok", 200))
+    await until(lambda: audit.waiting == 0)
+    found = await all_prunable(store, 1500.0, with_unknown=False)
+    assert [(one.last.seq, one.records, one.unknown) for one in found] == [(8, 9, 0)]
+    await prune_chain(store, found[0], "somebody")
+    with pytest.raises(PruneConflict):
+        await prune_chain(store, found[0], "somebody else at the same time")
+    audit.close(unknown, Closing("ok", 200))
+    await audit.aclose()
+    left = await verify(store)
+    assert (left.records, left.problems, left.unclosed) == (5, [], [])
