@@ -256,7 +256,10 @@ class Answering:
         payload = generation.Generation(
             api=self._api,
             body=generation.upstream_body(
-                body, token_ids=continuation is not None, cache_salt=self.wanted.identity.cache_salt
+                body,
+                token_ids=continuation is not None,
+                cache_salt=self.wanted.identity.cache_salt,
+                trusted=self.wanted.identity.open,
             ),
             stream=bool(request.stream),
             want_usage=bool(options is not None and options.include_usage),

@@ -33,6 +33,8 @@ _RENDERED_ELSEWHERE: Final = (
 
 _OWN_FIELDS: Final = ("tool_call", "tool_calls", "resume")
 """Extensions that the replica never sees."""
+_FOR_THE_TRUSTED: Final = ("priority", "request_id", "kv_transfer_params")
+"""Fields of vLLM's with which one caller could get ahead of others, end their requests, or read their cache."""
 
 
 class Receiver(Protocol):
@@ -117,11 +119,14 @@ def with_tool_answer(api: Api, body: dict[str, Any], method: str, answer: Any) -
     return {**body, "messages": messages}
 
 
-def upstream_body(body: dict[str, Any], *, token_ids: bool = False, cache_salt: str = "") -> bytes:
+def upstream_body(
+    body: dict[str, Any], *, token_ids: bool = False, cache_salt: str = "", trusted: bool = True
+) -> bytes:
     """Return what the replica gets: always a stream, always with usage, without the gateway's own fields.
 
     ``token_ids`` asks for them, whether the client wants them or not. ``cache_salt`` is the tenant's own and replaces
     what the client says: with another's salt it could tell by the time to the first token what another has asked.
+    Who is not ``trusted`` does not steer the engine itself.
     """
     options = dict(body.get("stream_options") or {})
     if not options.get("include_usage"):
@@ -129,6 +134,8 @@ def upstream_body(body: dict[str, Any], *, token_ids: bool = False, cache_salt: 
     options["include_usage"] = True
     sent = {**body, "stream": True, "stream_options": options}
     for name in _OWN_FIELDS:
+        sent.pop(name, None)
+    for name in () if trusted else _FOR_THE_TRUSTED:
         sent.pop(name, None)
     if cache_salt:
         sent["cache_salt"] = cache_salt

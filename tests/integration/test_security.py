@@ -256,6 +256,18 @@ async def test_a_tenant_does_not_have_anothers_salt_by_naming_it(made: Rig, file
     assert salts(made)[1] != acme
 
 
+async def test_a_tenant_does_not_steer_the_engine_itself(made: Rig, file: TenantsFile) -> None:
+    steering = {
+        "priority": -100,
+        "request_id": "cmpl-anothers",
+        "kv_transfer_params": {"remote_host": "10.0.0.1"},
+    }
+    assert (await ask(made, file.bearer(), json={**BODY, **steering, "seed": 7}))[0] == 200
+    [seen] = made.replicas[0].seen
+    assert not steering.keys() & seen.body.keys()
+    assert seen.body["seed"] == 7, "all else passes through"
+
+
 async def test_the_smaller_model_gets_the_salt_too(made: Rig, file: TenantsFile) -> None:
     from tests.unit.test_fault_14_small_model_by_size import lowered
 
