@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from cluster import public
 from cluster.gateway.store.address import parse_address, without_password
+from policies.work_queue import QueueRules
 
 _OWN_BYTES_PER_TOKEN: Final = 4096
 """KV cache that a token of the project's own model takes."""
@@ -153,6 +154,22 @@ class Settings(BaseModel):
     """What a gateway keeps of them in memory besides."""
     cache_wrong_cost_s: float = Field(60.0, ge=0)
     """Replica-seconds that a wrong answer is taken to cost, for the metric ``brownout_cache_value_seconds``."""
+    jobs_most: int = Field(50_000, ge=1)
+    """Jobs that wait or are worked on at most (docs/jobs.md); one more is refused."""
+    jobs_most_tokens: int = Field(20_000_000, ge=1)
+    """Their work together at most, in tokens of prompts and expected outputs."""
+    jobs_tenant_share: float = Field(0.5, gt=0, le=1)
+    """What one tenant may have of either."""
+    job_longest_wait_s: float = Field(3600.0, gt=0)
+    """A job that nobody has begun by then expires."""
+    job_attempts: int = Field(3, ge=1, le=100)
+    """How often a job is begun at most."""
+    job_lease_s: float = Field(10.0, ge=0.3, le=600)
+    """How soon another gateway takes over the jobs of one that was killed."""
+    job_age_s: float = Field(300.0, gt=0)
+    """Each time that a job has waited so long it counts as one priority higher."""
+    job_keep_s: float = Field(86_400.0, gt=0)
+    """How long results are kept."""
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
     tenants_file: str = ""
     """File of tenants, keys, quotas and classes of work (docs/tenants.md); empty lets everybody in, without a key."""
@@ -210,6 +227,20 @@ class Settings(BaseModel):
     def cacheable(self) -> frozenset[str]:
         """Return ``cacheable_classes`` taken apart."""
         return frozenset(name for name, _ in _pairs(self.cacheable_classes))
+
+    @property
+    def queue_rules(self) -> QueueRules:
+        """Return the bounds of the queue of jobs."""
+        return QueueRules(
+            most_jobs=self.jobs_most,
+            most_tokens=self.jobs_most_tokens,
+            tenant_share=self.jobs_tenant_share,
+            longest_wait_s=self.job_longest_wait_s,
+            lease_s=self.job_lease_s,
+            most_attempts=self.job_attempts,
+            age_s=self.job_age_s,
+            keep_s=self.job_keep_s,
+        )
 
     @property
     def models_share_tokenizer(self) -> bool:

@@ -216,13 +216,17 @@ class ToolEnded(Event):
 class CacheUsed(Event):
     """What the answer cache was for a call: ``outcome`` is hit, stale, miss or bypass (it was not asked).
 
-    ``lookup_s`` is what asking took, ``saved_s`` the replica-seconds that the answer did not cost again, and
-    ``wrong_s`` what it costs on average for being wrong. ``lost`` says that the store could not be asked.
+    ``tenant`` is whose call it is and ``owner`` whose answer was given (empty where none was), as each of them says
+    itself: a hit with two names would be a leak. ``lookup_s`` is what asking took, ``saved_s`` the replica-seconds
+    that the answer did not cost again, and ``wrong_s`` what it costs on average for being wrong. ``lost`` says that
+    the store could not be asked.
     """
 
     event: ClassVar[str] = "cache"
     request_id: str
     outcome: str
+    tenant: str = ""
+    owner: str = ""
     lookup_s: float = 0.0
     saved_s: float = 0.0
     wrong_s: float = 0.0

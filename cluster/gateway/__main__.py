@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from cluster import public
 from cluster.gateway.admin import Admin
 from cluster.gateway.app import public_app
+from cluster.gateway.jobs_service import run_jobs
 from cluster.gateway.service import Gateway
 from cluster.gateway.state import open_state
 from cluster.gateway.store.opening import StoreOpenError, open_store
@@ -118,7 +119,10 @@ async def serve(settings: Settings) -> None:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, close)
-        follow = asyncio.create_task(gateway.discovery.run())
+        background = [
+            asyncio.create_task(gateway.discovery.run()),
+            asyncio.create_task(run_jobs(gateway)),
+        ]
         gc.freeze()  # what is loaded by now lives as long as the process
         _LOG.info(
             "gateway on %s:%d, admin on port %d, profile %s",
@@ -132,8 +136,9 @@ async def serve(settings: Settings) -> None:
                 *(server.serve(sockets=[sock]) for server, sock in zip(servers, sockets, strict=True))
             )
         finally:
-            follow.cancel()
-            await asyncio.gather(follow, return_exceptions=True)
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
 
 
 def main() -> int:

@@ -52,6 +52,12 @@ class ProfileBody(_Query):
     overrides: dict[str, Any] = Field(default_factory=dict)
 
 
+class RevisionBody(_Query):
+    """The body of ``PUT /admin/revision``: what was kept under another revision of the model is not given any more."""
+
+    model_revision: Annotated[str, Field(min_length=1, max_length=128)]
+
+
 class Admin:
     """The admin routes; ``closing`` ends what waits when the process is to end."""
 
@@ -64,6 +70,8 @@ class Admin:
         routes = [
             Route("/admin/profile", self._get_profile, methods=["GET"]),
             Route("/admin/profile", self._put_profile, methods=["PUT"]),
+            Route("/admin/revision", self._get_revision, methods=["GET"]),
+            Route("/admin/revision", self._put_revision, methods=["PUT"]),
             Route("/admin/inflight", self._inflight, methods=["GET"]),
             Route("/admin/wait", self._wait, methods=["GET"]),
             Route("/admin/events", self._events, methods=["GET"]),
@@ -95,6 +103,23 @@ class Admin:
         except BadOverride as error:
             return JSONResponse({"error": str(error)}, 400)
         return JSONResponse(self._profile())
+
+    def _revision(self) -> Response:
+        answers = self._gateway.state.answers
+        if answers is None:
+            return JSONResponse({"error": "this gateway runs without a store and keeps no answers"}, 409)
+        return JSONResponse(
+            {"model_revision": answers.model_revision, "policy_revision": answers.policy_revision}
+        )
+
+    async def _get_revision(self, request: Request) -> Response:
+        return self._revision()
+
+    async def _put_revision(self, request: Request) -> Response:
+        body = RevisionBody.model_validate_json(await request.body())
+        if self._gateway.state.answers is not None:
+            self._gateway.state.answers.model_revision = body.model_revision
+        return self._revision()
 
     async def _inflight(self, request: Request) -> Response:
         attempts = [asdict(one) for one in self._gateway.inflight.attempts]

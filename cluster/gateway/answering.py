@@ -22,6 +22,8 @@ from cluster.gateway.exchange import Exchange
 from cluster.gateway.identity import OPEN, Identity
 from cluster.gateway.keyed import UnderKey
 from cluster.gateway.ladder import Asked, Lesser
+from cluster.gateway.later import Later
+from cluster.gateway.recall import Earlier
 from cluster.gateway.run_as import run_as
 from cluster.gateway.schema import ChatRequest, CompletionRequest
 from cluster.gateway.service import Gateway
@@ -92,8 +94,19 @@ class Answering:
             headers=exchange.headers,
         )
         self._allowance = Allowance()
+        self._later = Later(
+            gateway,
+            api,
+            exchange,
+            body=wanted.body,
+            identity=wanted.identity,
+            standing=wanted.standing,
+            request_id=live.request_id,
+        )
         self.usage: dict[str, Any] = {}
         """Of the answer, once it is there."""
+        self.earlier: Earlier | None = None
+        """An answer of before, for the rung ``cached``, where there is one that the caller may see."""
 
     @property
     def call(self) -> Call | None:
@@ -148,6 +161,25 @@ class Answering:
         """Return what became of each tool call, and whether it changed something."""
         return self._phase.told()
 
+    async def serve(self) -> None:
+        """Make a job of it, where that is preferred; answer from the cache, where an answer of before will do; else
+        have the answer made."""
+        answers = self._gateway.state.answers
+        if self._later.preferred:
+            await self._put_off()
+        elif answers is None:
+            await self.run()
+        else:
+            await answers.serve(self._api, self.exchange, self.wanted, self._live, self)
+
+    async def _put_off(self) -> None:
+        gateway, later = self._gateway, self._later
+        counts = await self._count(self.wanted.body)
+        later.work = generation.estimate_work(self.wanted.request, counts, gateway.outputs, gateway.context)
+        later.claim = None if self.under is None else self.under.scope
+        await later.accept()
+        await later.tell()
+
     async def run(self) -> None:
         """Tool phase, generation, and the end of the answer."""
         request, body = self.wanted.request, self.wanted.body
@@ -160,8 +192,14 @@ class Answering:
                 self._phase.skip_optional()
             body = await self._phase.before(self._api, body, self.under)
         self._call = call = await self._build_call(body)
+        self._later.work = call.work
+        self._later.claim = None if self.under is None else self.under.scope
         self._gateway.rates.arrived(call.work)
         answer = await self._pipeline(call)
+        if self._later.job is not None:
+            self._stamp(call)
+            await self._later.tell()
+            return
         self._settle(answer, call)
         after = await self._phase.after(self.under)
         if request.stream:
@@ -286,6 +324,8 @@ class Answering:
                 gateway.ladder_knobs,
                 gateway.counter,
                 small_model=gateway.small.name,
+                earlier=lambda: self.earlier,
+                later=lambda: self._later if self._later.possible and not self._phase.asked else None,
                 build=self._call_for,
             ),
         )

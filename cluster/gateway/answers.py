@@ -25,6 +25,9 @@ _AWAY_S: Final = 1.0
 """How long a store that did not answer is not asked again."""
 _STEP: Final = 200
 """Rows that one step of the sweep removes at most, so that it holds up no record that is written meanwhile."""
+_SLACK: Final = 16
+"""A tenant can have more than its bound by the bound over this, and no more."""
+_TENANTS: Final = 1000
 _BETWEEN_S: Final = 0.05
 """Between two steps."""
 _PENDING: Final = 64
@@ -40,18 +43,17 @@ class SqlAnswers:
         *,
         most_bytes: int = 64 * 1024 * 1024,
         limit_s: float = 0.25,
-        weigh_every: int = 8,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._most_bytes = most_bytes
         self._limit_s = limit_s
-        self._weigh_every = weigh_every
         self._wall = wall
         self._ahead_s = 0.0
         """By how much the store's clock is ahead of ours."""
         self._away_until = 0.0
-        self._puts = 0
+        self._unweighed: dict[str, int] = {}
+        """Tenant to the bytes that were kept for it since what it has was added up."""
 
     def now(self) -> float:
         return self._wall() + self._ahead_s
@@ -66,15 +68,14 @@ class SqlAnswers:
         return None if row is None else _kept(row)
 
     async def put(self, kept: Kept) -> None:
-        self._puts += 1
-        weigh = self._puts % self._weigh_every == 0
+        weighed = self._to_weigh(kept)
 
         def work(connection: Connection) -> float:
             row = _row(kept)
             if not insert_if_absent(connection, ANSWERS, row):
                 connection.execute(update(ANSWERS).where(ANSWERS.c.key == kept.key).values(row))
-            if weigh:
-                _make_room(connection, kept.tenant, self._most_bytes)
+            for tenant in weighed:
+                _make_room(connection, tenant, self._most_bytes)
             return store_now(connection)
 
         now = await self._ask(self._store.write(work), None)
@@ -94,6 +95,17 @@ class SqlAnswers:
             return connection.execute(delete(ANSWERS).where(ANSWERS.c.key.in_(past))).rowcount
 
         return await self._ask(self._store.write(work), None)
+
+    def _to_weigh(self, kept: Kept) -> list[str]:
+        """Return the tenants whose answers are to be added up now, which takes long where there are many."""
+        fresh = self._unweighed
+        fresh[kept.tenant] = fresh.get(kept.tenant, 0) + len(kept.body)
+        weighed = [kept.tenant] if fresh[kept.tenant] * _SLACK >= self._most_bytes else []
+        if len(fresh) > _TENANTS:
+            weighed.append(next(iter(fresh)))
+        for tenant in weighed:
+            fresh.pop(tenant, None)
+        return weighed
 
     async def _ask(self, asked: Coroutine[Any, Any, T], limit_s: float | None) -> T:
         if self._wall() < self._away_until:

@@ -20,6 +20,7 @@ from cluster.gateway.errors import InvalidRequest, shape, to_http
 from cluster.gateway.exchange import request_id_of
 from cluster.gateway.generation import PATHS, check_model_name
 from cluster.gateway.identity import Identity
+from cluster.gateway.jobs_api import job_routes
 from cluster.gateway.service import Gateway
 from policies.errors import FailedClosed
 
@@ -52,6 +53,7 @@ def public_app(gateway: Gateway) -> Starlette:
         *(Route(path, Completions(gateway, api), methods=["POST"]) for api, path in PATHS.items()),
         Route("/v1/models", looked_at(gateway, models), methods=["GET"]),
         Route("/v1/models/{name:path}", looked_at(gateway, model), methods=["GET"]),
+        *job_routes(gateway),
         *health_routes(gateway),
     ]
     return Starlette(routes=routes, exception_handlers=_handlers(gateway))

@@ -23,6 +23,7 @@ from cluster.gateway.errors import InvalidRequest, to_http
 from cluster.gateway.exchange import ClientLeft, Exchange, header
 from cluster.gateway.identity import Identity
 from cluster.gateway.keyed import claim_key, keyed_of, replay
+from cluster.gateway.run_as import run_as
 from cluster.gateway.schema import parse_json, validate
 from cluster.gateway.service import Gateway
 from cluster.gateway.tools import steps_of
@@ -52,7 +53,7 @@ class Completions:
         arrived_at = gateway.clock.now()  # before the body, which may take its time
         trail = Trail(gateway, scope, exchange.request_id)
         try:
-            trail.identity = identity = gateway.tenants.identify(scope)  # stage 1: who asks
+            trail.identity = identity = self._identify(scope)
             raw = await exchange.read_body(gateway.settings.max_body_bytes)
             trail.read(raw)
             wanted = self._check(scope, raw, pipeline, arrived_at, identity, trail)
@@ -70,6 +71,11 @@ class Completions:
             await exchange.fail(to_http(error))
             return
         await exchange.while_connected(self._serve(exchange, pipeline, wanted, trail))
+
+    def _identify(self, scope: Scope) -> Identity:
+        """Stage 1: who asks. Of a job that was asked when it was begun."""
+        job = run_as(scope)
+        return self._gateway.tenants.identify(scope) if job is None else job.identity
 
     def _check(
         self,

@@ -37,11 +37,11 @@ PLAIN: Final = WorkClass()
 """Work of no class: never put off, never answered from the cache."""
 OPEN_CLASSES: Final[Mapping[str, WorkClass]] = MappingProxyType(
     {
-        "summary": WorkClass(Priority.SHEDDABLE_PLUS, deferrable=True, cacheable=True),
-        "reconciliation": WorkClass(Priority.SHEDDABLE, deferrable=True, cacheable=True),
+        "summary": WorkClass(Priority.SHEDDABLE_PLUS, deferrable=True),
+        "reconciliation": WorkClass(Priority.SHEDDABLE, deferrable=True),
     }
 )
-"""What may be put off or answered from the cache in open mode; any other class is plain there."""
+"""What may be put off in open mode; any other class is plain there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cluster.gateway.deferral import Deferral
 from cluster.gateway.generation import Api, count_prompts, output_limit
+from cluster.gateway.recall import Earlier
 from cluster.gateway.schema import ChatRequest, CompletionRequest
 from cluster.gateway.tokens import Count, TokenCounter
 from policies.call import Call
-from policies.ladder import SHORT_CONTEXT, SHORT_OUTPUT, SMALL_MODEL
+from policies.ladder import CACHED, DEFERRED, SHORT_CONTEXT, SHORT_OUTPUT, SMALL_MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ class Lesser:
     """A request that can be asked for less (:class:`policies.call.Degradable`).
 
     ``build`` makes the call of a request; ``small_model`` returns the name of the smaller model, or None while
-    nobody serves it.
+    nobody serves it; ``earlier`` returns the answer of before that may be given at the rung ``cached``, or None;
+    ``later`` what makes a job of the request at the rung ``deferred``, or None where it must not be one.
     """
 
     def __init__(
@@ -121,11 +124,15 @@ class Lesser:
         *,
         small_model: Callable[[], str | None],
         build: Callable[[Asked], Call],
+        earlier: Callable[[], Earlier | None] = lambda: None,
+        later: Callable[[], Deferral | None] = lambda: None,
     ) -> None:
         self._asked = asked
         self._knobs = knobs
         self._counter = counter
         self._small_model = small_model
+        self._earlier = earlier
+        self._later = later
         self._build = build
 
     def at(self, call: Call, rung: str) -> Call | None:
@@ -133,6 +140,12 @@ class Lesser:
 
         Optional tools are dropped where they would have been asked, before there is a call.
         """
+        if rung == CACHED:
+            earlier = self._earlier()
+            return None if earlier is None else replace(call, payload=earlier)
+        if rung == DEFERRED:
+            later = self._later()
+            return None if later is None else replace(call, payload=later)
         lesser = self._lesser(rung)
         if lesser is None:
             return None

@@ -20,10 +20,12 @@ from prometheus_client import (
 )
 
 from cluster import public
+from cluster.gateway.cache_metrics import CacheMetrics
 from policies.errors import CallRefused
 from policies.events import (
     AttemptEnded,
     AttemptStarted,
+    CacheUsed,
     CallEnded,
     Ejected,
     Event,
@@ -33,6 +35,7 @@ from policies.events import (
     RetrySuppressed,
     ToolEnded,
     Wasted,
+    WrongHitPrevented,
 )
 from policies.ladder import RUNGS
 
@@ -92,6 +95,7 @@ class Metrics:
         self._ejections = self._counter(public.METRIC_EJECTIONS, "Replicas taken out of rotation.")
         self._tools = self._counter(public.METRIC_TOOL_CALLS, "Tool phases that have ended.", "outcome")
         self._tokens = self._counter("brownout_tokens_total", "Tokens of answers that ended well.", "kind")
+        self._cache = CacheMetrics(self.registry)
         self._ttft = Histogram(
             public.METRIC_TTFT,
             "Time from a call's arrival to its first token.",
@@ -150,6 +154,8 @@ class Metrics:
             self._suppressed.labels(event.reason).inc()
         elif isinstance(event, Ejected):
             self._ejections.inc()
+        elif isinstance(event, CacheUsed | WrongHitPrevented):
+            self._cache.emit(event)
         elif isinstance(event, ToolEnded):
             self._tools.labels(event.outcome).inc()
 

@@ -14,12 +14,14 @@ from cluster import public
 from cluster.gateway.admission_gauges import add_admission_gauges
 from cluster.gateway.answer import Answer
 from cluster.gateway.calls import Calls
+from cluster.gateway.deferral import defer
 from cluster.gateway.entitlement import Entitlement
 from cluster.gateway.event_log import EventLog
 from cluster.gateway.generation import Context
 from cluster.gateway.inflight import InFlight
 from cluster.gateway.ladder import LadderKnobs
 from cluster.gateway.metrics import Metrics
+from cluster.gateway.recall import answer_earlier
 from cluster.gateway.replicas import Discovery
 from cluster.gateway.small import SmallModel
 from cluster.gateway.state import State
@@ -35,7 +37,7 @@ from policies.clock import SystemClock
 from policies.events import Fanout
 from policies.fleet import Fleet
 from policies.isolation import IsolationSettings
-from policies.ladder import SMALL_MODEL, ClassRungs, LadderSettings
+from policies.ladder import CACHED, DEFERRED, SMALL_MODEL, ClassRungs, LadderSettings
 from policies.parts import EagerSettings, ProfileSettings, Surroundings
 from policies.prediction import best_ttft_s
 from policies.profiles import Pipeline, UnknownName, build
@@ -129,12 +131,14 @@ class Gateway:
             rng,
             self.sink,
             entitled=Entitlement(self.tenants, settings.small_model_name),
-            rung_handlers={SMALL_MODEL: self.small},
+            rung_handlers={SMALL_MODEL: self.small, CACHED: answer_earlier, DEFERRED: defer},
         )
         self.choice = ProfileChoice(settings.profile, extra=_configured_extra(settings))
         self.pipeline = self._build(self.choice)
         self._add_gauges()
         add_tenant_metrics(self.metrics, self.tenants, self.state.quotas)
+        if self.state.answers is not None:
+            self.state.answers.bind(self)
 
     def change_profile(
         self,

@@ -10,8 +10,11 @@ import random
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cluster.gateway.answer_cache import AnswerCache
 from cluster.gateway.audit import Audit
 from cluster.gateway.claims import Claims, new_owner
+from cluster.gateway.jobs import Jobs
+from cluster.gateway.jobs_queue import SqlQueue
 from cluster.gateway.quotas import Quotas
 from cluster.gateway.steps import Steps
 from cluster.gateway.store.store import Store
@@ -32,8 +35,8 @@ class State:
     audit: Any = None
     claims: Any = None
     steps: Any = None
-    answers: Any = None
-    jobs: Any = None
+    answers: AnswerCache | None = None
+    jobs: Jobs | None = None
 
     async def aclose(self) -> None:
         """Write what still waits to be written, and close; the store last."""
@@ -55,6 +58,8 @@ async def open_state(settings: Settings, store: Store | None) -> State:
         return state
     state.quotas = Quotas(store, SystemClock(), jitter_s=lambda: random.uniform(0, QUOTA_JITTER_S))
     state.audit = Audit(store)
+    state.answers = AnswerCache(settings, store)
     state.claims = Claims(store, new_owner(), lease_s=settings.idempotency_lease_s)
     state.steps = Steps(store)
+    state.jobs = Jobs(SqlQueue(store, settings.queue_rules))
     return state

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from cluster.gateway.admin import Admin
 from cluster.gateway.app import public_app
+from cluster.gateway.jobs_service import run_jobs
 from cluster.gateway.service import Gateway
 from cluster.gateway.state import open_state
 from cluster.gateway.store.sqlite import SqliteStore, sqlite_engine
@@ -169,8 +170,8 @@ async def rig(
         closing = asyncio.Event()
         admin_url = await stack.enter_async_context(listening(Admin(gateway, closing).app()))
         url = await stack.enter_async_context(listening(public_app(gateway)))
-        follow = asyncio.create_task(gateway.discovery.run())
-        stack.push_async_callback(_end, follow)
+        for part in (gateway.discovery.run(), run_jobs(gateway)):
+            stack.push_async_callback(_end, asyncio.create_task(part))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         made = Rig(gateway, url, admin_url, http, links, fakes, closing)
         await made.announce(*((f"replica-{n}.a", fake) for n, fake in enumerate(fakes)))
