@@ -75,7 +75,7 @@ async def test_a_row_that_was_altered_is_a_miss_and_is_put_out(store: Store, col
 
 async def test_a_tenant_is_bounded_and_its_oldest_go_first(store: Store) -> None:
     at = 1e9
-    answers = SqlAnswers(store, most_bytes=300, weigh_every=1, wall=lambda: at)
+    answers = SqlAnswers(store, most_bytes=300, wall=lambda: at)
     cache = Cache(answers, CacheSettings(fresh_s=1e9, stale_s=2e9))
     await keep(cache, terms(0, "rival"), b"r" * 100)
     for number in range(5):
