@@ -146,6 +146,8 @@ class Settings(BaseModel):
     """The same for a call that would be refused, or fails, and may go down to the rung ``cached``."""
     cache_wait_s: float = Field(10.0, ge=0)
     """Longest wait for the answer to the same question that another call has asked already."""
+    cache_lookup_s: float = Field(0.25, gt=0)
+    """Longest wait for the store when an answer is looked for; a store that is slower than that is gone without."""
     cache_answer_bytes: int = Field(256 * 1024, ge=0)
     """Longest answer that is kept."""
     cache_tenant_bytes: int = Field(64 * 1024 * 1024, ge=0)

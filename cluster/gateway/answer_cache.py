@@ -48,7 +48,7 @@ class AnswerCache:
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._answers = BackedAnswers(
-            SqlAnswers(store, most_bytes=settings.cache_tenant_bytes),
+            SqlAnswers(store, most_bytes=settings.cache_tenant_bytes, limit_s=settings.cache_lookup_s),
             MemoryAnswers(settings.cache_memory_bytes),
         )
         self.settings = CacheSettings(

@@ -15,9 +15,14 @@ from cluster import public
 from cluster.gateway.store.tables import ANSWERS
 from tests.fakes.gateway import Rig, rig
 from tests.fakes.replica import Behaviour
+from tests.fakes.tenants import TenantsFile
 
 CLASS = "summary"
-SETTINGS: dict[str, Any] = {"cacheable_classes": CLASS, "class_rungs": f"{CLASS}=cached"}
+SETTINGS: dict[str, Any] = {
+    "cacheable_classes": CLASS,
+    "class_rungs": f"{CLASS}=cached",
+    "cache_lookup_s": 30.0,
+}
 
 
 class Asked:
@@ -390,3 +395,57 @@ async def test_the_value_is_what_is_saved_less_what_it_costs(tmp_path: Path) -> 
         assert min(saved, looked, wrong) > 0
         assert value == pytest.approx(saved - looked - wrong)
         assert await metric(made, public.METRIC_CACHE_LOOKUPS) == 3
+
+
+# --- who may see it is asked each time -------------------------------------------------------------------------
+
+
+async def keyed(made: Rig, file: TenantsFile, name: str) -> Asked:
+    return await ask(made, headers={public.HEADER_TENANT: name.partition("/")[0], **file.bearer(name)})
+
+
+async def test_callers_of_one_tenant_share_and_others_do_not(tmp_path: Path) -> None:
+    file = TenantsFile(tmp_path / "tenants.toml")
+    async with rig(store=tmp_path / "store.db", tenants_file=str(file.path), cache_lookup_s=30.0) as made:
+        names = ("acme/web", "acme/desk", "beta/web", "beta/web")
+        assert [(await keyed(made, file, name)).cache for name in names] == ["miss", "hit", "miss", "hit"]
+        assert await metric(made, public.METRIC_CACHE_CROSS_TENANT) == 0
+
+
+async def test_whose_key_is_revoked_gets_nothing_that_was_kept(tmp_path: Path) -> None:
+    file = TenantsFile(tmp_path / "tenants.toml")
+    async with rig(store=tmp_path / "store.db", tenants_file=str(file.path), cache_lookup_s=30.0) as made:
+        assert (await keyed(made, file, "acme/web")).cache == "miss"
+        file.write(without="acme/web")
+        assert (await keyed(made, file, "acme/web")).status == 401
+        assert (await keyed(made, file, "acme/desk")).cache == "hit"
+
+
+async def test_whose_key_is_revoked_while_waiting_for_another_call_is_not_given_its_answer(
+    tmp_path: Path,
+) -> None:
+    file = TenantsFile(tmp_path / "tenants.toml")
+    async with rig(store=tmp_path / "store.db", tenants_file=str(file.path), cache_lookup_s=30.0) as made:
+        gate = asyncio.Event()
+        for replica in made.replicas:
+            replica.behaviour = Behaviour(first_token_gate=gate)
+        leader = asyncio.ensure_future(keyed(made, file, "acme/desk"))
+        await made.until(lambda: upstream(made) == 1)
+        follower = asyncio.ensure_future(keyed(made, file, "acme/web"))
+        await made.until(lambda: len(made.gateway.calls) == 2)
+        file.write(without="acme/web")
+        gate.set()
+        assert (await leader).cache == "miss"
+        assert (await follower).cache == "miss", "what it gets is computed for it, as it was let in for"
+        assert [one["reason"] for one in made.events("wrong_hit_prevented")] == ["not_entitled"]
+
+
+async def test_what_a_tenant_may_no_longer_have_answered_from_the_cache_is_computed(tmp_path: Path) -> None:
+    file = TenantsFile(tmp_path / "tenants.toml")
+    async with rig(store=tmp_path / "store.db", tenants_file=str(file.path), cache_lookup_s=30.0) as made:
+        assert [(await keyed(made, file, "acme/web")).cache for _ in range(2)] == ["miss", "hit"]
+        text = file.path.read_text()
+        file.path.write_text(text.replace("cacheable = true", "cacheable = false"))
+        assert (await keyed(made, file, "acme/web")).cache == ""
+        file.path.write_text(text.replace('tools = ["get_price"]', "tools = []"))
+        assert (await keyed(made, file, "acme/web")).cache == "miss", "other rights, another key"
