@@ -42,10 +42,11 @@ format: $(STAMP) ## format and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## what policies, gateway and link proxy cost, and what full replicas give through them
+bench: $(STAMP) ## what policies, gateway, records and link proxy cost, and what full replicas give through them
 	$(BIN)/python -m tests.bench.policy_cost
 	$(BIN)/python -m tests.bench.gateway_cost --rounds 2
 	$(BIN)/python -m tests.bench.linkproxy_cost
+	$(BIN)/python -m tests.bench.state_cost
 	$(BIN)/python -m tests.bench.throughput --fakes --calls-per-caller 5 --without-peers
 	$(BIN)/python -m tests.bench.throughput
 

@@ -43,6 +43,8 @@ class Stand:
     slots: int
     """Sequences that a replica decodes together."""
     pace: str
+    links_port: int = 0
+    """Of the fakes' links service."""
 
     @property
     def callers(self) -> int:
@@ -85,27 +87,48 @@ async def on_fakes(
     session: aiohttp.ClientSession, token_interval_s: float = 0.01, slots: int = 0
 ) -> AsyncIterator[Stand]:
     """Start three fake replicas in a process, with or without a bound on their slots, and a gateway in another."""
-    links, gateway, admin = free_port(), free_port(), free_port()
-    environment = {
-        "BROWNOUT_PORT_LINKS": str(links),
-        "BROWNOUT_PORT_GATEWAY": str(gateway),
-        "BROWNOUT_PORT_GATEWAY_ADMIN": str(admin),
-    }
+    links = free_port()
     told = ("--token-interval-s", f"{token_interval_s:g}", "--slots", str(slots))
     fakes = ("tests.fakes.stand", "--links-port", str(links), *told)
-    admin_url = f"http://127.0.0.1:{admin}"
-    async with process(*fakes), process("cluster.gateway", **environment) as child:
-        if not await until(partial(_ready, session, admin_url), READY_BOUND_S, 0.05):
-            raise NoStandError(f"the gateway before the fakes was not ready after {READY_BOUND_S:.0f} s")
+    async with process(*fakes), gateway_before(session, links) as gateway:
         yield Stand(
-            gateway=f"http://127.0.0.1:{gateway}",
-            admin=admin_url,
-            gateway_pid=child.pid,
+            gateway=gateway.url,
+            admin=gateway.admin,
+            gateway_pid=gateway.pid,
             replicas=await _replicas(session, f"http://127.0.0.1:{links}"),
             model=MODEL_NAME,
             slots=slots or 8,
             pace=f"fakes, a step of {token_interval_s:g} s",
+            links_port=links,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OneGateway:
+    """A gateway process; URLs are roots, without ``/v1``."""
+
+    url: str
+    admin: str
+    pid: int
+
+
+@contextlib.asynccontextmanager
+async def gateway_before(
+    session: aiohttp.ClientSession, links_port: int, store: str = "none"
+) -> AsyncIterator[OneGateway]:
+    """Start a gateway before the replicas that the links service on that port names; ``store`` as in the settings."""
+    port, admin_port = free_port(), free_port()
+    environment = {
+        "BROWNOUT_PORT_LINKS": str(links_port),
+        "BROWNOUT_PORT_GATEWAY": str(port),
+        "BROWNOUT_PORT_GATEWAY_ADMIN": str(admin_port),
+        "BROWNOUT_STORE": store,
+    }
+    admin = f"http://127.0.0.1:{admin_port}"
+    async with process("cluster.gateway", **environment) as child:
+        if not await until(partial(_ready, session, admin), READY_BOUND_S, 0.05):
+            raise NoStandError(f"the gateway before the fakes was not ready after {READY_BOUND_S:.0f} s")
+        yield OneGateway(f"http://127.0.0.1:{port}", admin, child.pid)
 
 
 @contextlib.asynccontextmanager
