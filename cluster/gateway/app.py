@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster import public
+from cluster.gateway import openapi
 from cluster.gateway.audit_trail import looked_at
 from cluster.gateway.authorisation import require_allowed
 from cluster.gateway.completions import Completions
@@ -54,6 +55,7 @@ def public_app(gateway: Gateway) -> Starlette:
         Route("/v1/models", looked_at(gateway, models), methods=["GET"]),
         Route("/v1/models/{name:path}", looked_at(gateway, model), methods=["GET"]),
         *job_routes(gateway),
+        openapi.route(),
         *health_routes(gateway),
     ]
     return Starlette(routes=routes, exception_handlers=_handlers(gateway))
