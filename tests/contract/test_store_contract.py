@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, func, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.util import await_only
 
 from cluster.gateway.store.opening import open_store
 from cluster.gateway.store.portable import insert_if_absent, store_now
@@ -23,6 +24,7 @@ from tests.conftest import ROOT
 from tests.fakes.store_racer import window
 
 RACERS = 3
+SECRET = "a secret prompt"
 
 
 def add(number: int) -> Callable[[Connection], bool]:
@@ -113,8 +115,6 @@ async def test_a_reader_has_one_view_although_others_write_meanwhile(store: Stor
         if store.kind == "sqlite":
             asyncio.run_coroutine_threadsafe(store.write(add(1)), loop).result(30)
         else:
-            from sqlalchemy.util import await_only
-
             await_only(store.write(add(1)))
         return before, numbers(connection)
 
@@ -128,11 +128,28 @@ async def test_the_time_is_the_stores_and_goes_on(store: Store):
     assert await store.read(store_now) > first > 1.7e9
 
 
-async def test_no_error_tells_what_was_to_be_written(store: Store):
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"tenant": SECRET, "leased": None},
+        {"tenant": f"{SECRET} \ud800"},
+        {"tenant": SECRET, "leased": {SECRET: SECRET}},
+    ],
+    ids=["nothing", "half a character", "another type"],
+)
+async def test_no_error_tells_what_was_to_be_written(store: Store, row: dict[str, object]):
+    def work(connection: Connection) -> None:
+        connection.execute(insert(QUOTA_WINDOWS).values(window(1) | row))
+
+    with pytest.raises((DBAPIError, UnicodeError)) as error:
+        await store.write(work)
+    assert "secret" not in "".join(traceback.format_exception(error.value))
+
+
+async def test_no_error_tells_what_was_there_already(store: Store):
     def work(connection: Connection) -> None:
         for _ in range(2):
-            row = window(1) | {"tenant": "a secret prompt"}
-            connection.execute(insert(QUOTA_WINDOWS).values(row))
+            connection.execute(insert(QUOTA_WINDOWS).values(window(1) | {"tenant": SECRET}))
 
     with pytest.raises(IntegrityError) as error:
         await store.write(work)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import re
+from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
@@ -27,6 +29,8 @@ _AWAY = (
     "55P03",  # a lock was not to be had
 )
 _AWAY_CLASSES = ("28", "3D", "53", "54", "57", "58", "XX")
+_ARGUMENT: Final = re.compile(r"(invalid input for query argument \$\d+).*", re.DOTALL)
+"""The driver shows the value that it cannot send."""
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -52,10 +56,12 @@ def words(error: BaseException) -> str:
 
 def without_row(error: DBAPIError) -> DBAPIError:
     """Take from an error what the driver tells of the row, so that no traceback shows it."""
-    orig = getattr(error, "orig", None)
+    error.args = tuple(_ARGUMENT.sub(r"\1", str(arg)) for arg in error.args)
+    orig = error.orig
     if orig is not None:
         orig.__cause__ = orig.__context__ = None
-        orig.detail = None
+        orig.args = tuple(_ARGUMENT.sub(r"\1", str(arg)) for arg in orig.args)
+        orig.detail = None  # type: ignore[attr-defined]
     return error
 
 
