@@ -119,9 +119,14 @@ class Admin:
         await self._json("PUT", f"{self.endpoints.admin_url}/admin/profile", json=body)
 
     async def revision(self) -> str:
-        """Return the revision of the model under which answers are kept."""
+        """Return the revision of the model under which answers are kept; empty where none are."""
         url = f"{self.endpoints.admin_url}/admin/revision"
-        return str(_fields(url, await self._json("GET", url), "model_revision")["model_revision"])
+        status, text = await self._request("GET", url)
+        if status in (404, 409):
+            return ""
+        if status >= 400:
+            raise AdminError(f"GET {url}: answered {status}: {text[:300]}")
+        return str(_fields(url, _decoded(url, text), "model_revision")["model_revision"])
 
     async def set_revision(self, revision: str) -> None:
         """Say that the model is another one from now on: what was kept before is not given any more."""

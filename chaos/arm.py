@@ -83,6 +83,9 @@ class ArmRun:
         """
         name, admin = self.arm.name, self.context.admin
         await admin.set_profile(self.arm.profile, self.arm.without)
+        if await admin.revision():
+            # Arms ask the same: what one has had computed must not be there for the next.
+            await admin.set_revision(f"{self.run_id}-{name}")
         quiet = await calm(admin, self.bounds.calm_s, self.bounds.poll_s)
         if not quiet.ok:
             self._check("calm_before_arm", quiet)

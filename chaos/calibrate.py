@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 
 from chaos.admin import Admin, AdminError
-from chaos.experiment import Load
+from chaos.experiment import CallClass, Load
 from chaos.history import CallRecord
 from chaos.load.answer import ANSWERED
 from chaos.load.client import LoadClient
@@ -93,7 +93,7 @@ class Saturation:
         self.records: list[CallRecord] = []
         self._admin = admin
         self._client = client
-        self._load = load
+        self._load = replace(load, classes=tuple(_computed(one) for one in load.classes))
         self._label = label
         self._settle_s = settle_s
         self._callers: list[asyncio.Task[None]] = []
@@ -103,7 +103,7 @@ class Saturation:
     async def _caller(self) -> None:
         while True:
             n = next(self._numbers)
-            asked = replace(ask(self._load, self._label, n), stream=True)
+            asked = replace(ask(self._load, self._label, n), stream=True, transfer=False)
             self._under_way.add(n)
             request_id = f"calibrate-{self._label}-{n:05d}".replace("/", "-")
             record = await self._client.call(asked, "", n, 0.0, time.time(), request_id)
@@ -168,6 +168,11 @@ class Saturation:
             caller.cancel()
         await asyncio.gather(*self._callers, return_exceptions=True)
         self._callers.clear()
+
+
+def _computed(one: CallClass) -> CallClass:
+    """Return the class as calls of which each is computed now: none has an effect, is put off, or is known already."""
+    return replace(one, service_class="", transfer=False, repeats=False, respond_async=False, prompts=0)
 
 
 @contextlib.asynccontextmanager

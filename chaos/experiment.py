@@ -20,8 +20,13 @@ OF_AN_ARM: Final = (GOODPUT, TIME_TO_RECOVER, TIME_TO_DETECT)
 
 Role = Literal["control", "naive", "resilient"]
 """What an arm is for: no fault; the fault without what is claimed to help; the fault with it."""
-Clients = Literal["", "once", "new_keys"]
-"""How an arm's clients differ from what their classes say: not at all; nobody repeats; every try has a new key."""
+Clients = Literal["", "once", "new_keys", "no_cache"]
+CLIENTS: Final = {
+    "once": "never repeat a call",
+    "new_keys": "take a new key for each try",
+    "no_cache": "want every answer computed",
+}
+"""How an arm's clients differ from what their classes say, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class Arm:
     the one that shows what the fault does to a service without the policies, whatever its name.
 
     ``clients`` takes from clients what their classes say of them (:mod:`chaos.load.habits`): ``once`` that they repeat,
-    ``new_keys`` that what they repeat has the key of the first try.
+    ``new_keys`` that what they repeat has the key of the first try, ``no_cache`` that an earlier answer will do.
     """
 
     name: str
@@ -46,10 +51,12 @@ class Arm:
         """Fill in the role.
 
         Raises:
-            UnknownName: a role that does not exist.
+            UnknownName: a role or a habit that does not exist.
         """
         derived = "control" if not self.fault else "resilient" if self.profile == "resilient" else "naive"
         role = require("role", self.role or derived, ("control", "naive", "resilient"))
+        if self.clients:
+            require("habit of clients", self.clients, CLIENTS)
         object.__setattr__(self, "role", role)
 
 

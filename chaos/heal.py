@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from chaos.admin import Admin, AdminError
 from chaos.faults import FAULTS, FaultContext
@@ -12,7 +13,8 @@ from chaos.substrate import GatewayHandle, NotRunningError, Substrate, Substrate
 from chaos.undo import UndoEntry, UndoLog
 
 PROFILE = "profile"
-"""Kind of the entry that remembers the gateway's profile; no fault, but a run that died leaves it changed as well."""
+"""Kind of the entry that remembers the gateway's profile and its model's revision; no fault, but a run that died leaves
+them changed as well."""
 SETTINGS = "gateway_settings"
 """Kind of the entry that says that the gateway was started with an experiment's settings."""
 
@@ -36,15 +38,15 @@ async def settings_lent(
 
 @contextlib.asynccontextmanager
 async def profile_kept(admin: Admin, undo: UndoLog, substrate: str) -> AsyncIterator[None]:
-    """Give the gateway its profile back after the block; by :func:`heal`, should this process not live to do it."""
-    profile, without = await admin.profile()
-    data = {"profile": profile, "without": list(without)}
+    """Give the gateway its profile and revision back after the block; by :func:`heal`, should this process die."""
+    (profile, without), revision = await admin.profile(), await admin.revision()
+    data = {"profile": profile, "without": list(without), "revision": revision}
     entry = undo.add(PROFILE, substrate, "gateway", data)
     try:
         yield
     finally:
         with contextlib.suppress(AdminError):
-            await admin.set_profile(profile, without)
+            await _as_before(admin, data)
             undo.remove(entry)
 
 
@@ -81,7 +83,7 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
                 continue
             try:
                 if entry.kind == PROFILE:
-                    await admin.set_profile(entry.data["profile"], entry.data["without"])
+                    await _as_before(admin, entry.data)
                 elif entry.kind == SETTINGS:
                     await substrate.configure_gateway({})
                 else:
@@ -97,6 +99,12 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
     if problems:
         raise SubstrateError("; ".join(problems))
     return healed
+
+
+async def _as_before(admin: Admin, data: Mapping[str, Any]) -> None:
+    await admin.set_profile(data["profile"], data["without"])
+    if data.get("revision"):
+        await admin.set_revision(data["revision"])
 
 
 async def _gateways_again(entries: list[UndoEntry], substrate: Substrate) -> None:

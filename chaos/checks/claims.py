@@ -7,6 +7,7 @@ from typing import Any
 
 from chaos import slo
 from chaos.checks.check import Check
+from chaos.experiment import CLIENTS
 from chaos.machine import MACHINE_ALONE, MOST_OTHERS, OTHERS_SHARE
 from chaos.measures import ArmMeasures, Measures, ObjectiveResult
 from chaos.text import count, estimate, number
@@ -32,8 +33,14 @@ def improvement(
 
 def _lacking(arm: ArmMeasures) -> str:
     """Return in words what the arm that shows the fault's teeth goes without."""
-    profile = arm.evidence.arm.profile
+    profile, clients = arm.evidence.arm.profile, arm.evidence.arm.clients
+    if clients:
+        return f"with clients who {CLIENTS[clients]}"
     return "with the policies off" if profile == "naive" else f"with the profile {profile!r}"
+
+
+def _what_helps(arm: ArmMeasures) -> str:
+    return "what they go without gains" if arm.evidence.arm.clients else "the policies gain"
 
 
 def _disturbed(arm: ArmMeasures) -> str:
@@ -114,7 +121,7 @@ def _significance(measures: Measures, naive: ArmMeasures, broken: list[Objective
     }
     (result, gain), how = (significant or found)[0], _lacking(naive)
     if significant:
-        summary = f"{how} it breaks {_said(result)}; the policies gain {estimate(gain)}"
+        summary = f"{how} it breaks {_said(result)}; {_what_helps(naive)} {estimate(gain)}"
         return Check("fault_has_teeth", "pass", summary, arm, detail)
     summary = (
         f"{how} it breaks {_said(result)}, but the difference to arm "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from chaos.checks.check import Check, Status
 from chaos.evidence import ArmEvidence
+from chaos.faults.new_revision import NewRevision
 from chaos.faults.revoke_key import RevokeKey
-from chaos.history import CallRecord
+from chaos.history import CallRecord, FaultRecord
 from chaos.load.jobs import OVER
 from chaos.measures import Measures
 from chaos.slo import answered
@@ -17,7 +19,7 @@ from chaos.text import count
 
 NOT_DONE: Final = frozenset({400, 401, 403, 422, 429})
 """Statuses of an answer that says of itself that nothing was done."""
-HIT: Final = ("fresh", "stale", "hit")
+HIT: Final = ("hit", "stale")
 """What the gateway says of an answer that it gave from its cache."""
 
 
@@ -91,44 +93,64 @@ def _differs(call: CallRecord, now: str) -> bool:
 
 
 def answers_of_the_tenant(measures: Measures) -> Iterator[Check]:
-    """Each answer from the cache has its source in an earlier call of the same tenant for the very same prompt."""
+    """Each answer from the cache has its source: a call of the same tenant for the very same, of the same revision.
+
+    While another revision of the model is in force the source must have been sent since that came.
+    """
+    keys = measures.evidence.experiment.keys
+
+    def tenant_of(call: CallRecord) -> str:
+        return keys[call.api_key].split("/")[0] if call.api_key in keys else call.tenant
+
+    def what(call: CallRecord) -> tuple[str, str, int]:
+        return tenant_of(call), call.prompt_sha, call.max_tokens
+
     for arm in measures.evidence.arms:
         hits = [call for call in arm.calls if call.cache in HIT]
         if not hits and not any(call.cache for call in arm.calls):
             continue
-        first: dict[tuple[str, str, int], float] = {}
-        for call in sorted(arm.calls, key=lambda one: one.sent_at):
-            if answered(call) and call.cache not in HIT:
-                first.setdefault(_what(call), call.sent_at)
-        foreign = [call for call in hits if not first.get(_what(call), call.ended_at) < call.ended_at]
-        of = Counter(call.tenant or call.api_key for call in hits)
+        changed = list(_in_force(arm, NewRevision.kind))
+        sources: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+        for call in arm.calls:
+            if call.cache and call.cache not in HIT:
+                sources[what(call)].append(call.sent_at)
+        foreign = [
+            call
+            for call in hits
+            if not any(_since(call, changed) <= at < call.ended_at for at in sources[what(call)])
+        ]
+        of = Counter(tenant_of(call) for call in hits)
         said = ", ".join(f"{times} of {tenant or 'nobody'}" for tenant, times in sorted(of.items()))
         summary = f"{count(len(hits), 'answer')} from the cache ({said})"
         if foreign:
-            summary += f"; {len(foreign)} whose tenant had never asked that; call {foreign[0].n}"
+            summary += f"; {len(foreign)} that its tenant had not had computed under that revision; call {foreign[0].n}"
             yield Check("answers_of_the_tenant", "fail", summary, arm.name)
         else:
             yield Check("answers_of_the_tenant", "pass", f"{summary}, each its tenant's own", arm.name)
 
 
-def _what(call: CallRecord) -> tuple[str, str, int]:
-    return call.tenant or call.api_key, call.prompt_sha, call.max_tokens
+def _since(call: CallRecord, changed: Sequence[tuple[FaultRecord, float]]) -> float:
+    """Return since when the source of an answer may have been sent."""
+    begun = [
+        one.at - float(one.detail.get("took_s", 0.0))
+        for one, until in changed
+        if one.at < call.sent_at < until
+    ]
+    return max(begun, default=0.0)
+
+
+def _in_force(arm: ArmEvidence, kind: str) -> Iterator[tuple[FaultRecord, float]]:
+    """Yield each fault of a kind as it was injected, and when it was taken back."""
+    for injected in arm.faults:
+        if injected.kind == kind and injected.step == "injected":
+            reverted = (one.at for one in arm.faults if one.kind == kind and one.step == "reverted")
+            yield injected, min((at for at in reverted if at > injected.at), default=math.inf)
 
 
 def nothing_after_revocation(measures: Measures) -> Iterator[Check]:
     """Whose key was revoked gets no answer any more to what they ask after that, from the cache or otherwise."""
     for arm in measures.evidence.arms:
-        for injected in arm.faults:
-            if injected.kind != RevokeKey.kind or injected.step != "injected":
-                continue
-            until = min(
-                (
-                    one.at
-                    for one in arm.faults
-                    if one.kind == injected.kind and one.step == "reverted" and one.at > injected.at
-                ),
-                default=float("inf"),
-            )
+        for injected, until in _in_force(arm, RevokeKey.kind):
             after = [
                 call
                 for call in arm.calls

@@ -68,21 +68,18 @@ def streams_unaltered(measures: Measures) -> Iterator[Check]:
     """No token is lost, repeated or changed: a fault leaves the text of an answered call as it is without the fault.
 
     Decoding is greedy, so the same prompt gives the same text wherever and beside whatever it is decoded. Calls that
-    were answered with less on purpose (a lower rung, no tool) may differ and are left out.
+    were answered with less on purpose (a lower rung, no tool) may differ and are left out, and so are those with an
+    effect: the tool numbers what it does, and its answer stands in their prompt.
     """
     control = measures.evidence.role("control")
     if control is None:
         yield Check("streams_unaltered", "inconclusive", "no control arm was run to compare texts with")
         return
-    whole = {call.n: call for call in control.calls if call.outcome in _WHOLE and not shortened(call)}
+    whole = {call.n: call for call in control.calls if _comparable(call)}
     for arm in measures.evidence.arms:
         if arm is control:
             continue
-        both = [
-            (whole[call.n], call)
-            for call in arm.calls
-            if call.outcome in _WHOLE and not shortened(call) and call.n in whole
-        ]
+        both = [(whole[call.n], call) for call in arm.calls if _comparable(call) and call.n in whole]
         altered = [call for twin, call in both if _text(twin) != _text(call)]
         resumed = arm.resumed()
         if altered:
@@ -102,6 +99,10 @@ def streams_unaltered(measures: Measures) -> Iterator[Check]:
             also = f"; {carried} of them were resumed on another replica" if carried else ""
             summary = f"{count(len(both), 'answer')}, each with the text that it has without the fault{also}"
             yield Check("streams_unaltered", "pass", summary, arm.name)
+
+
+def _comparable(call: CallRecord) -> bool:
+    return call.outcome in _WHOLE and not shortened(call) and not call.effect
 
 
 def _text(call: CallRecord) -> tuple[str, int, str]:

@@ -1,7 +1,7 @@
 """SIGKILL of the gateway: its container, or its process. Open calls end without a word, and jobs stay where they are.
 
-The revert starts it again with the same settings and gives it the profile that it had: a profile that an experiment
-has set lives in the process.
+The revert starts it again with the same settings and gives it the profile and the model's revision that it had: what
+an experiment has set lives in the process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ class KillGateway:
     loses_replica: ClassVar[bool] = False
 
     def __init__(
-        self, context: FaultContext, gateway: GatewayHandle, profile: str, without: tuple[str, ...]
+        self,
+        context: FaultContext,
+        gateway: GatewayHandle,
+        profile: str,
+        without: tuple[str, ...],
+        revision: str,
     ) -> None:
         self._context = context
         self._profile = profile
         self._without = without
+        self._revision = revision
         self.gateway = gateway
 
     @classmethod
@@ -42,18 +48,21 @@ class KillGateway:
             raise FaultError("kill_gateway: no gateway runs")
         named = {"gateway": found[0], **{one.name: one for one in found}}
         gateway = named[require("gateway", target, named)]
-        return cls(context, gateway, *await context.admin.profile())
+        profile, without = await context.admin.profile()
+        return cls(context, gateway, profile, without, await context.admin.revision())
 
     @classmethod
     def restored(cls, context: FaultContext, data: Mapping[str, Any]) -> KillGateway:
-        return cls(context, GatewayHandle(**data["gateway"]), str(data["profile"]), tuple(data["without"]))
+        gateway = GatewayHandle(**data["gateway"])
+        return cls(context, gateway, data["profile"], tuple(data["without"]), data["revision"])
 
     @property
     def target(self) -> str:
         return self.gateway.name
 
     def undo_data(self) -> dict[str, Any]:
-        return {"gateway": asdict(self.gateway), "profile": self._profile, "without": list(self._without)}
+        had = {"profile": self._profile, "without": list(self._without), "revision": self._revision}
+        return {"gateway": asdict(self.gateway), **had}
 
     async def inject(self) -> None:
         await self._context.substrate.kill_gateway(self.gateway)
@@ -73,3 +82,5 @@ class KillGateway:
         if await substrate.gateway_is_dead(self.gateway):
             await substrate.start_gateway(self.gateway)
             await self._context.admin.set_profile(self._profile, self._without)
+            if self._revision:
+                await self._context.admin.set_revision(self._revision)

@@ -48,7 +48,12 @@ def habit_of(asked: Ask, clients: Clients) -> Habit:
     if asked.call_class is None:
         return Habit(keyed=asked.transfer)
     repeats = asked.call_class.repeats
-    return Habit(asked.transfer or repeats, repeats and clients != "once", same_key=clients != "new_keys")
+    return Habit(
+        keyed=asked.transfer or repeats,
+        repeats=repeats and clients != "once",
+        same_key=clients != "new_keys",
+        anew=clients == "no_cache",
+    )
 
 
 def request_body(asked: Ask, model: str, call_id: str = "") -> dict[str, Any]:
@@ -283,6 +288,8 @@ class LoadClient:
     async def _exchange(self, asked: Ask, made: _Made, request_id: str, answer: Answer) -> None:
         key = made.habit.key(made.call_id, len(made.tries) + 1)
         headers = request_headers(asked, request_id, key, self._api_key(asked))
+        if made.habit.anew:
+            headers["cache-control"] = "no-cache"
         body = request_body(asked, self._model, made.call_id)
         async with self._opened().post(self._url, json=body, headers=headers) as response:
             answer.headers_at = time.time()

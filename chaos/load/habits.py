@@ -26,6 +26,8 @@ class Habit:
     keyed: bool = False
     repeats: bool = False
     same_key: bool = True
+    anew: bool = False
+    """Whether every answer is to be computed."""
 
     def key(self, call_id: str, number: int) -> str:
         """Return the key of a call's ``number``-th try; empty without one."""

@@ -8,6 +8,8 @@ from typing import Final
 from chaos.experiment import Experiment
 from chaos.names import require
 from chaos.scenarios.burst import BURST
+from chaos.scenarios.cache_isolation import CACHE_ISOLATION
+from chaos.scenarios.deferred_burst import DEFERRED_BURST
 from chaos.scenarios.frozen_replica import FROZEN_REPLICA
 from chaos.scenarios.gateway_crash import GATEWAY_CRASH
 from chaos.scenarios.long_context import LONG_CONTEXT
@@ -29,6 +31,8 @@ SCENARIOS: Final[Mapping[str, Experiment]] = {
     "tool_effect_answer_lost": TOOL_EFFECT_ANSWER_LOST,
     "store_down": STORE_DOWN,
     "gateway_crash": GATEWAY_CRASH,
+    "cache_isolation": CACHE_ISOLATION,
+    "deferred_burst": DEFERRED_BURST,
 }
 
 

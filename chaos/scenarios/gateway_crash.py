@@ -21,11 +21,11 @@ GATEWAY_CRASH = Experiment(
         "same key answered, is every job that was accepted done, and does no transfer happen twice?"
     ),
     load=Load(
-        share=0.25,
+        share=0.35,
         classes=(
             CallClass(
                 "transfer",
-                share=0.3,
+                share=0.45,
                 prompt_tokens=(30, 60),
                 output_tokens=(8, 12),
                 stream_share=0.5,
@@ -36,7 +36,7 @@ GATEWAY_CRASH = Experiment(
             ),
             CallClass(
                 "chat",
-                share=0.4,
+                share=0.3,
                 prompt_tokens=(30, 60),
                 output_tokens=(16, 24),
                 stream_share=1.0,
@@ -45,7 +45,7 @@ GATEWAY_CRASH = Experiment(
             ),
             CallClass(
                 "summary",
-                share=0.3,
+                share=0.25,
                 prompt_tokens=(30, 60),
                 output_tokens=(8, 12),
                 stream_share=0.0,
