@@ -204,7 +204,7 @@ class ReplicaRemoved(Event):
 
 @dataclass(frozen=True, slots=True)
 class ToolEnded(Event):
-    """The tool phase of a call is over; ``outcome`` is ok, deadline, error, cancelled, skipped or breaker."""
+    """A tool call is over; ``outcome`` is ok, deadline, error, unknown, cancelled, skipped, breaker or busy."""
 
     event: ClassVar[str] = "tool"
     request_id: str

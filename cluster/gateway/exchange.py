@@ -67,6 +67,8 @@ class Exchange:
         self.started = False
         self.status = 0
         """Of the answer, once it has begun."""
+        self.sent: dict[str, str] = {}
+        """The headers that went out with its head."""
         self.kind = ""
         """Content type of the answer, once it has begun."""
         self.cut = False
@@ -173,6 +175,7 @@ class Exchange:
     async def _start(self, status: int, more: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         self.status = status
+        self.sent = dict(self.headers)
         head = [(b"content-type", self.kind.encode()), *more]
         head.extend((name.encode(), value.encode("latin-1")) for name, value in self.headers.items())
         await self._send({"type": "http.response.start", "status": status, "headers": head})

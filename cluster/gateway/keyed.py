@@ -149,7 +149,8 @@ class UnderKey:
         kept = not exchange.cut and (may_be_kept(exchange.status) or self.keeps_error)
         if not kept or copy.over or self._ended:
             return
-        headers = {name: value for name, value in exchange.headers.items() if name not in _NOT_REPLAYED}
+        told = exchange.sent if exchange.started else exchange.headers
+        headers = {name: value for name, value in told.items() if name not in _NOT_REPLAYED}
         recorded = Recorded(exchange.status, {**headers, _KIND: exchange.kind}, bytes(copy))
         reached("before_record")
         try:

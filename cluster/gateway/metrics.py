@@ -93,7 +93,7 @@ class Metrics:
             "brownout_retries_suppressed_total", "Retries that were possible but not made.", "reason"
         )
         self._ejections = self._counter(public.METRIC_EJECTIONS, "Replicas taken out of rotation.")
-        self._tools = self._counter(public.METRIC_TOOL_CALLS, "Tool phases that have ended.", "outcome")
+        self._tools = self._counter(public.METRIC_TOOL_CALLS, "Tool calls that have ended.", "outcome")
         self._tokens = self._counter("brownout_tokens_total", "Tokens of answers that ended well.", "kind")
         self._cache = CacheMetrics(self.registry)
         self._ttft = Histogram(
@@ -114,7 +114,7 @@ class Metrics:
             self._refused.labels(reason)
         for rung in RUNGS:
             self._rungs.labels(rung)
-        for outcome in ("ok", "deadline", "error", "skipped", "breaker", "cancelled"):
+        for outcome in ("ok", "deadline", "error", "unknown", "skipped", "breaker", "busy", "cancelled"):
             self._tools.labels(outcome)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
