@@ -18,6 +18,7 @@ from cluster.gateway.store.opening import StoreOpenError, open_store
 from cluster.gateway.store.portable import insert_if_absent
 from cluster.gateway.store.store import Store, StoreUnavailable
 from cluster.gateway.store.tables import QUOTA_WINDOWS
+from cluster.public import claim_run_dir
 from tests.contract.toxiproxy import LinkUnderTest, under_test
 from tests.fakes.postgres import PASSWORD, Postgres
 from tests.fakes.store_racer import window
@@ -308,3 +309,13 @@ async def test_a_deadlock_costs_one_of_the_two_a_second_try(postgres_url: str):
         leased = await store.read(lambda connection: connection.execute(select(QUOTA_WINDOWS.c.leased)).all())
         assert [row.leased for row in leased] == [2, 2]
         assert runs == 3
+
+
+async def test_the_default_file_is_put_into_no_folder_of_somebody_else(tmp_path: Path):
+    (tmp_path / "theirs").touch()
+    with pytest.raises(StoreOpenError, match=r"BROWNOUT_STORE.*holds something else.*BROWNOUT_RUN_DIR"):
+        await open_store("sqlite", tmp_path)
+    store = await open_store("sqlite", tmp_path / "run")
+    assert store is not None
+    await store.close()
+    claim_run_dir(tmp_path / "run")

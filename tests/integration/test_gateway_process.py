@@ -30,6 +30,12 @@ class Running:
     replica: FakeReplica
 
 
+@pytest.fixture(autouse=True)
+def _run_dir_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway's store is in it."""
+    monkeypatch.setenv("BROWNOUT_RUN_DIR", str(tmp_path / "run"))
+
+
 async def start(**settings: object) -> asyncio.subprocess.Process:
     environment = {f"BROWNOUT_{name.upper()}": str(value) for name, value in settings.items()}
     return await asyncio.create_subprocess_exec(

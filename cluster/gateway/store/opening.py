@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from cluster import public
 from cluster.gateway.store.address import StoreAddress, parse_address
 from cluster.gateway.store.failures import Failure, failure_of, never_mends, words
 from cluster.gateway.store.postgres import PostgresStore, postgres_engine
@@ -54,6 +55,8 @@ async def open_store(
         return None
     if address.path is not None:
         try:
+            if setting == "sqlite":
+                public.claim_run_dir(run_dir)  # in a folder that somebody else made they could read it
             await asyncio.to_thread(_migrate_file, address.path, wait_s)
         except (DBAPIError, OSError, SchemaError) as error:
             _fail(address, error)

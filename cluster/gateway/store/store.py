@@ -12,7 +12,8 @@ T = TypeVar("T")
 Work = Callable[[Connection], T]
 """What is done inside one transaction: SQLAlchemy Core on a synchronous connection, in a thread or a greenlet that is
 not the event loop's. It changes nothing but the store, because it can be run again after a conflict, and it waits for
-nothing but the store."""
+nothing but the store. It lets the database's errors through: after one PostgreSQL does nothing more in a transaction.
+Where a row may be there already, see :func:`~cluster.gateway.store.portable.insert_if_absent`."""
 
 
 class StoreUnavailable(Exception):
