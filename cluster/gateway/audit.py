@@ -42,6 +42,8 @@ _GROUP: Final = 256
 """Records that are written together at most."""
 _AGAIN_S: Final = 1.0
 """Time between two attempts while the store is away and nobody waits."""
+_LINGER_S: Final = 0.05
+"""How long what nobody waits for may wait for company: a closing then shares its flush with the next opening."""
 _REFUSAL_WAIT_S: Final = 1.0
 """How long a refusal waits for its record. The record is kept if it takes longer; nothing was done that needs it."""
 _SUM_S: Final = 1.0
@@ -83,6 +85,8 @@ class Audit:
         self._away = False
         self._ending = False
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        """Wakes the one that appends."""
         self._task: asyncio.Task[None] | None = None
         self._minute_began = 0.0
         self._in_this_minute = 0
@@ -144,7 +148,9 @@ class Audit:
         opened = Entry(OPEN, opening.request_id, opening_body(opening, now))
         closed = closing_body(closing, now)
         self._put(opened)
-        self._put(Entry(CLOSE, opening.request_id, closed, opened=opened, waiter=written))
+        self._put(
+            Entry(CLOSE, opening.request_id, closed, opened=opened, waiter=written), urgent=not self._away
+        )
         return written
 
     async def looked(self, opening: Opening, closing: Closing) -> None:
@@ -212,10 +218,13 @@ class Audit:
 
     def _put(self, entry: Entry, *, urgent: bool = False) -> None:
         self._waiting.append(entry)
-        if urgent or not self._away:
+        loop = asyncio.get_running_loop()
+        if urgent:
             self._wake.set()
+        elif self._timer is None:
+            self._timer = loop.call_later(_AGAIN_S if self._away else _LINGER_S, self._wake.set)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="audit")
+            self._task = loop.create_task(self._run(), name="audit")
 
     def _give_up(self, entry: Entry, closing: Closing) -> None:
         """Nobody waits for this opening any more: forget it, or close it as soon as it is known to be written."""
@@ -228,10 +237,14 @@ class Audit:
 
     async def _run(self) -> None:
         while self._waiting or not self._ending:
-            if not self._waiting:
-                self._wake.clear()
+            if not self._ending:
                 await self._wake.wait()
-                continue
+            self._wake.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if len(self._waiting) > _GROUP:
+                self._wake.set()
             try:
                 await self._append()
                 self._away = False
@@ -241,10 +254,16 @@ class Audit:
                     self._look = True
                 self._away = True
                 self._refuse(error)
-                self._wake.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_AGAIN_S):
-                        await self._wake.wait()
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Let the store come back, unless somebody is in a hurry."""
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGAIN_S):
+                await self._wake.wait()
+        if self._waiting:
+            self._wake.set()
 
     async def _append(self) -> None:
         """Write what waits, as one.

@@ -138,6 +138,31 @@ async def test_a_closing_is_written_when_the_store_is_back_though_nobody_asks(st
     assert (await verify(store)).unclosed == []
 
 
+async def test_a_closing_that_comes_while_the_store_is_away_and_all_is_quiet_is_written_too(store: Store):
+    shaky = Shaky(store)
+    audit = Audit(shaky, most_waiting=0)
+    opened = await audit.open(asked("r1"))
+    shaky.away = True
+    with pytest.raises(StoreUnavailable):
+        await audit.open(Opening("nobody"))
+    assert audit.waiting == 0, "it is summed up"
+    shaky.away = False
+    audit.close(opened, Closing("ok", 200))
+    await until(lambda: audit.waiting == 0)
+    await audit.aclose()
+    assert [record.kind for record in await store.read(of_request("r1"))] == ["open", "close"]
+
+
+async def test_a_closing_goes_out_with_the_next_opening(store: Store):
+    shaky = Shaky(store)
+    audit = Audit(shaky)
+    for number in range(5):
+        audit.close(await audit.open(asked(f"r{number}")), Closing("ok", 200))
+    await audit.aclose()
+    assert shaky.writes == 6
+    assert (await verify(store)).unclosed == []
+
+
 async def test_a_write_that_was_done_in_silence_is_not_done_again(store: Store):
     shaky = Shaky(store)
     audit = Audit(shaky)
