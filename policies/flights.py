@@ -1,7 +1,8 @@
 """Lets one caller do what several want at the same moment; the others wait for what comes of it.
 
 A popular question whose answer has just gone stale would else be computed by everybody who asks before the first
-answer is there. The wait is bounded, and a leader that fails or is cancelled leaves its place to the next.
+answer is there. The wait is bounded, and a leader that fails or is cancelled leaves its place to the next. One whose
+answer is good for nobody else lets the others go: in a row behind one another they would wait for nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ class Lead(Generic[T]):
         self._flights = flights
         self._key = key
         self._result: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+        self._disbanded = False
 
     def land(self, result: T | None) -> None:
-        """Give the result to everybody who waits; None tells that there is none. Only the first time counts."""
+        """Give the result to everybody who waits; None gives one of them the place. Only the first time counts."""
         if not self._result.done():
             del self._flights._leads[self._key]
             self._result.set_result(result)
+
+    def disband(self) -> None:
+        """Let everybody who waits do it alone: what came of it is no failure, but is for nobody else."""
+        self._disbanded = True
+        self.land(None)
 
     def __enter__(self) -> Lead[T]:
         return self
@@ -45,6 +52,8 @@ class Flights(Generic[T]):
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._leads: dict[Hashable, Lead[T]] = {}
+        self.waiting = 0
+        """Callers who wait for what another is doing."""
 
     def __len__(self) -> int:
         """Return how many keys somebody leads."""
@@ -53,21 +62,24 @@ class Flights(Generic[T]):
     async def join(self, key: Hashable, wait_s: float) -> Lead[T] | T | None:
         """Return the lead, where nobody has it; else what the leader found.
 
-        None after ``wait_s`` in all: who has waited that long does it alone, and nobody waits for it.
+        None after ``wait_s`` in all, and where the leader has disbanded: who is told so does it alone, and nobody
+        waits for it.
         """
         until = self._clock.now() + wait_s
         while (lead := self._leads.get(key)) is not None:
             left_s = until - self._clock.now()
             if left_s <= 0:
                 return None
+            self.waiting += 1
             try:
                 async with self._clock.timeout(left_s):
-                    result = await asyncio.shield(
-                        lead._result
-                    )  # a follower that leaves does not end the flight
+                    # shielded: a follower that leaves does not end the flight
+                    result = await asyncio.shield(lead._result)
             except TimeoutError:
                 return None
-            if result is not None:
+            finally:
+                self.waiting -= 1
+            if result is not None or lead._disbanded:
                 return result
         made: Lead[T] = Lead(self, key)
         self._leads[key] = made

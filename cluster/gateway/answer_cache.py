@@ -23,7 +23,7 @@ from cluster.settings import Settings
 from policies.answer_store import Kept, MemoryAnswers
 from policies.cache import FRESH, STALE, Cache, CacheSettings, Found, Terms, canonical, sha256
 from policies.call import FULL
-from policies.errors import AttemptError, CallRejected, FailedClosed, NotResumable
+from policies.errors import AttemptError, CallRefused, CallRejected, FailedClosed, NotResumable
 from policies.events import CacheUsed
 from policies.flights import Lead
 from policies.ladder import CACHED, depth
@@ -136,9 +136,7 @@ class CacheUse:
             ):  # looked for under the lead: who looked before it might look too early, and lead again
                 found = await self._look(terms)
                 if found.state != FRESH:
-                    kept = await self._compute(terms, found)
-                    if kept is not None:
-                        place.land(kept)
+                    await self._lead(place, terms, found)
                     return
                 assert found.kept is not None
                 place.land(found.kept)
@@ -148,6 +146,18 @@ class CacheUse:
             await self._give(found, HIT, {})
         else:
             await self._compute(terms, found)
+
+    async def _lead(self, place: Lead[Kept], terms: Terms, found: Found) -> None:
+        """Compute for all who wait; where that gives nothing for them, or capacity lacks, each is on its own."""
+        try:
+            kept = await self._compute(terms, found)
+        except CallRefused:
+            place.disband()
+            raise
+        if kept is None:
+            place.disband()
+        else:
+            place.land(kept)
 
     async def _look(self, terms: Terms) -> Found:
         clock = self.shared.gateway.clock

@@ -252,6 +252,28 @@ async def test_where_the_leader_leaves_the_next_leads(tmp_path: Path) -> None:
         await made.idle()
 
 
+async def test_where_the_answer_is_not_kept_nobody_waits_in_a_row(tmp_path: Path) -> None:
+    async with rig(store=tmp_path / "store.db", cache_answer_bytes=10, **SETTINGS) as made:
+        first, others = asyncio.Event(), asyncio.Event()
+        for replica in made.replicas:
+            replica.behaviour = Behaviour(first_token_gate=others)
+            replica.script.append(Behaviour(first_token_gate=first))
+        leader = asyncio.ensure_future(ask(made))
+        await made.until(lambda: upstream(made) == 1)
+        for replica in made.replicas:
+            replica.script.clear()
+        callers = [asyncio.ensure_future(ask(made)) for _ in range(6)]
+        answers = made.gateway.state.answers
+        assert answers is not None
+        await made.until(lambda: answers.cache.flights.waiting == 6)
+        first.set()
+        assert (await leader).status == 200
+        await made.until(lambda: upstream(made) == 7)
+        others.set()
+        assert {one.cache for one in await asyncio.gather(*callers)} == {"miss"}
+        await made.idle()
+
+
 async def test_where_the_leader_fails_the_others_are_answered(tmp_path: Path) -> None:
     async with rig(1, store=tmp_path / "store.db", **SETTINGS) as made:
         await made.profile("naive")

@@ -170,6 +170,21 @@ def test_where_the_leader_does_not_land_the_next_leads(end: str) -> None:
     run(main())
 
 
+def test_where_the_answer_is_for_nobody_else_all_go_alone_at_once() -> None:
+    async def main() -> None:
+        flights: Flights[str] = Flights()
+        lead = await flights.join("key", 60)
+        assert isinstance(lead, Lead)
+        others = [asyncio.ensure_future(flights.join("key", 60)) for _ in range(5)]
+        await asyncio.sleep(1)
+        lead.disband()
+        assert await asyncio.gather(*others) == [None] * 5
+        assert asyncio.get_running_loop().time() == pytest.approx(1)
+        assert isinstance(await flights.join("key", 60), Lead), "who comes later leads again"
+
+    run(main())
+
+
 def test_nobody_waits_longer_than_the_bound() -> None:
     async def main() -> None:
         flights: Flights[str] = Flights()
