@@ -45,7 +45,8 @@ def have_gateway(run_dir: Path, changes: Mapping[str, str] | None = None) -> Pro
         wanted.save(run_dir)
         environment = wanted.environment(os.environ)
         command, log = [sys.executable, "-m", "cluster.gateway"], run_dir / LOGS / f"{GATEWAY_PROCESS}.log"
-        _, started = processes.start(GATEWAY_PROCESS, command, environment, log)
+        process, started = processes.start(GATEWAY_PROCESS, command, environment, log)
+        process.returncode = 0  # it outlives this process, which Python would take for a mistake
         others = tuple(one for one in state.processes if one.name != GATEWAY_PROCESS)
         # On disk before it is waited for, so that 'down' finds it whatever happens.
         dataclasses.replace(state, processes=(*others, started)).save(run_dir)

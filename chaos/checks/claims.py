@@ -40,7 +40,7 @@ def _lacking(arm: ArmMeasures) -> str:
 
 
 def _what_helps(arm: ArmMeasures) -> str:
-    return "what they go without gains" if arm.evidence.arm.clients else "the policies gain"
+    return "the resilient arm gains" if arm.evidence.arm.clients else "the policies gain"
 
 
 def _disturbed(arm: ArmMeasures) -> str:
