@@ -37,8 +37,8 @@ PLAIN: Final = WorkClass()
 """Work of no class: never put off, never answered from the cache."""
 OPEN_CLASSES: Final[Mapping[str, WorkClass]] = MappingProxyType(
     {
-        "summary": WorkClass(Priority.SHEDDABLE_PLUS, deferrable=True),
-        "reconciliation": WorkClass(Priority.SHEDDABLE, deferrable=True),
+        "summary": WorkClass(Priority.SHEDDABLE_PLUS, ClassRungs.down_to(DEFERRED), deferrable=True),
+        "reconciliation": WorkClass(Priority.SHEDDABLE, ClassRungs.down_to(DEFERRED), deferrable=True),
     }
 )
 """What may be put off in open mode; any other class is plain there."""

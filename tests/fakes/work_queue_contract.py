@@ -217,10 +217,10 @@ class WorkQueueContract:
         await queue.put(new("b"))
 
     async def test_a_job_that_was_begun_does_not_expire(self, make: Make) -> None:
-        queue = make(QueueRules(longest_wait_s=0.05))
+        queue = make(QueueRules(longest_wait_s=1.0))
         await queue.put(new("a"))
         await queue.release(await leased(queue), "replica lost")
-        await asyncio.sleep(0.1)  # its wait is what is tested
+        await asyncio.sleep(1.1)  # its wait is what is tested
         assert await queue.tidy() == 0
         assert (await leased(queue)).job.id == "a"
 
@@ -308,7 +308,7 @@ class WorkQueueContract:
             except LeaseLost:
                 pass
 
-        for n in range(150):
+        for n in range(100):
             what = rng.random()
             if what < 0.4:
                 tenant = rng.choice("xyz")
@@ -327,7 +327,7 @@ class WorkQueueContract:
                 if rng.random() < 0.7:
                     await finish(lease, rng.choice([DONE, FAILED]))
         states = {}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while True:
                 states = {job_id: await state(queue, job_id, tenant) for tenant, job_id in put}
                 if not any(one in LIVE for one in states.values()):

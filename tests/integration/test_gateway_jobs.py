@@ -208,11 +208,11 @@ def out_of_capacity(made: Rig) -> Reservation:
     return made.gateway.ledger.reserve(made.gateway.fleet.replicas[0], Work(10_000_000, 0))
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stream", "class_rungs"), [(False, ""), (True, ""), (False, "summary=deferred")])
 async def test_work_that_may_wait_becomes_a_job_where_it_would_be_refused(
-    tmp_path: Path, stream: bool
+    tmp_path: Path, stream: bool, class_rungs: str
 ) -> None:
-    async with rig(1, store=tmp_path / "s.db", class_rungs="summary=deferred", ladder_dwell_s=0.25) as made:
+    async with rig(1, store=tmp_path / "s.db", class_rungs=class_rungs, ladder_dwell_s=0.25) as made:
         burden = out_of_capacity(made)
         assert (await ask(made, {public.HEADER_PRIORITY: "sheddable"}))[0] == 503, "others are refused"
         status, headers, job = await ask(made, {public.HEADER_CLASS: "summary"}, stream=stream, max_tokens=20)
