@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from chaos.substrate import (
     Ended,
@@ -28,6 +29,7 @@ from chaos.substrate import (
     SubstrateError,
 )
 from cluster.public import LINK_STORE, REPLICA_LABEL_PREFIX
+from cluster.tool.ledger import Transfer
 from tests.fakes.tool_side import ToolSide
 
 
@@ -203,6 +205,10 @@ class FakeCluster:
         self, request: web.Request, body: dict[str, Any], request_id: str
     ) -> web.StreamResponse:
         headers = {"x-brownout-tool": await self._tool()} if "tool_call" in body else {}
+        if body.get("tool_call", {}).get("method") == "submit_transfer":
+            params = body["tool_call"]["params"]
+            transfer = Transfer(params["from"], params["to"], params["amount"])
+            self.tool.ledger.submit(request.headers["idempotency-key"], transfer)
         retries = self.profile["profile"] != "naive" and "retry" not in self.profile["without"]
         tried: list[FakeReplica] = []
         for attempt in range(1, 4 if retries else 2):
@@ -575,7 +581,7 @@ class FakeSubstrate:
         if module == "audit_cli":
             if arguments[0] == "verify":
                 return Ended(0, json.dumps({"status": "fine", "problems": [], "unclosed": []}))
-            ids = [headers.get("x-request-id", "?") for headers in self.cluster.headers]
+            ids = [CIMultiDict(headers).get("x-request-id", "?") for headers in self.cluster.headers]
             return Ended(0, "\n".join(json.dumps({"request_id": one}) for one in ids))
         self.asked.append(" ".join((module, *arguments)))
         if module not in self.commands:

@@ -14,7 +14,7 @@ import docker.errors
 import psutil
 import pytest
 
-from chaos.substrate import Endpoints, NotRunningError, SubstrateError
+from chaos.substrate import Endpoints, NotRunningError, StorePlace, SubstrateError
 from chaos.substrates.compose import ComposeSubstrate
 from tests.fakes.cluster import FakeCluster
 
@@ -57,8 +57,10 @@ class FakeContainer:
     def start(self) -> None:
         self.status = "running"
 
-    def exec_run(self, command: list[str]) -> Any:
+    def exec_run(self, command: list[str], demux: bool = False) -> Any:
         """Run it here; the title by which a replica is told is this container's own, so that none of ours is met."""
+        if demux:
+            return SimpleNamespace(exit_code=3, output=(" ".join(command).encode(), None))
         python, option, program, name, title = command
         assert (python, option, title) == ("python3", "-c", "ServeReplica:llm")
         done = subprocess.run(
@@ -172,6 +174,32 @@ def replica_with_engine(title: str) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
+
+
+async def test_a_gateway_is_the_container_of_its_service(
+    substrate: ComposeSubstrate, engine: FakeEngine
+) -> None:
+    engine.held.append(FakeContainer("g", "gateway", "172.1.0.7"))
+    (gateway,) = await substrate.gateways()
+    await substrate.kill_gateway(gateway)
+    assert engine.killed == [("g", "SIGKILL")]
+    assert await substrate.gateway_is_dead(gateway)
+    assert await substrate.gateways() == []
+    with pytest.raises(SubstrateError, match="no container of service 'gateway'"):
+        await substrate.gateway_command("keys", "list")
+
+    await substrate.start_gateway(gateway)
+    await substrate.start_gateway(gateway)
+    assert not await substrate.gateway_is_dead(gateway)
+    ended = await substrate.gateway_command("keys", "list")
+    assert (ended.code, ended.output, ended.errors) == (3, "python -m cluster.gateway.keys list", "")
+    assert await substrate.store() == StorePlace(link="store")
+
+
+async def test_a_project_does_not_take_settings_of_an_experiment(substrate: ComposeSubstrate) -> None:
+    await substrate.configure_gateway({})
+    with pytest.raises(SubstrateError, match="BROWNOUT_X"):
+        await substrate.configure_gateway({"BROWNOUT_X": "1"})
 
 
 async def test_freezing_stops_what_runs_below_the_replicas_process_in_its_container(
