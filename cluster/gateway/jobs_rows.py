@@ -121,5 +121,6 @@ def _take(connection: Connection, whose: str, work: int, most_jobs: int, most_to
     values = {"whose": whose, "work": work, "most_jobs": most_jobs, "most_tokens": most_tokens}
     if connection.execute(_TAKE, values).rowcount:
         return True
-    new = insert_if_absent(connection, JOB_ROOMS, {"tenant": whose, "jobs": 0, "tokens": 0, "served": 0})
-    return new and bool(connection.execute(_TAKE, values).rowcount)
+    # There is no room, or no row: another gateway may have made it only now, so it is asked again in either case.
+    insert_if_absent(connection, JOB_ROOMS, {"tenant": whose, "jobs": 0, "tokens": 0, "served": 0})
+    return bool(connection.execute(_TAKE, values).rowcount)

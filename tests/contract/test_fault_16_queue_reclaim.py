@@ -96,12 +96,12 @@ async def test_what_killed_workers_held_is_handed_on_and_nothing_is_done_twice(
 
 
 async def test_a_long_job_is_not_handed_out_again_while_its_worker_lives(store: Store) -> None:
-    queue = SqlQueue(store, QueueRules(lease_s=3.0))
+    queue = SqlQueue(store, QueueRules(lease_s=5.0))
     await queue.put(NewJob("long", "t", 1, 10, b"ask"))
     lease = await queue.lease("w")
     assert lease is not None
     loop = asyncio.get_running_loop()
-    until = loop.time() + 4.0  # longer than a lease
+    until = loop.time() + 6.0  # longer than a lease
     while loop.time() < until:
         await queue.extend(lease)
         assert await queue.lease("another") is None
