@@ -76,7 +76,7 @@ async def test_every_job_of_5000_has_one_result_though_the_gateway_is_killed_twi
         gateway = stand.gateway()
         gateway.environment |= {"BROWNOUT_JOB_LEASE_S": "2"}
         await gateway.start()
-        url = gateway.environment["URL"]
+        url = gateway.url
         accepted = await enqueue(http, url, JOBS - KEYED)
         enqueued_s = time.monotonic() - began
         await done(file, states(file)["done"] + 100)
