@@ -124,8 +124,13 @@ async def start(settings: Settings, size: Size = "full") -> tuple[AsyncLLM, Fast
 
 
 def _lower_priority() -> None:
-    """Make the calling thread (on Linux, only this thread) give way to everything else."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+    """Make the calling thread (on Linux, only this thread) give way to everything else.
+
+    Where all of the container or session stands lower already, it stays there: to go up needs a privilege.
+    """
+    this = threading.get_native_id()
+    lowest = max(os.getpriority(os.PRIO_PROCESS, this), _LOW_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, this, lowest)
 
 
 def _import_modules() -> bool:
