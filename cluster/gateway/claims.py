@@ -84,6 +84,7 @@ class Claims:
         self._held: dict[Claimed, _Held] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._outage_told = False
 
     async def claim(self, keyed: Keyed) -> Outcome:
         """Take the key for a request, or find out why not.
@@ -98,6 +99,7 @@ class Claims:
         except asyncio.CancelledError:
             taking.add_done_callback(self._taken_for_nobody)
             raise
+        self._outage_told = False
         if isinstance(outcome, Claimed):
             self._held[outcome] = _Held(asked_at + self.lease_s)
             if self._keeper is None:
@@ -173,8 +175,18 @@ class Claims:
 
     def _left(self, task: asyncio.Task[None]) -> None:
         self._leaving.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.warning("a claim could not be given back, its lease will run out: %s", error)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._outage_told = False
+        elif not isinstance(error, StoreUnavailable):
+            _LOG.error("a claim could not be given back, its lease will run out", exc_info=error)
+        elif not self._outage_told:
+            self._outage_told = True
+            _LOG.warning(
+                "claims cannot be given back while the store is away, their leases run out: %s", error
+            )
 
     def _claim(self, connection: Connection, keyed: Keyed) -> Outcome:
         now = store_now(connection)

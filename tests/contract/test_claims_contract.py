@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,19 @@ PROCESSES, KEYS = 3, 40
 def keyed(key: str = "k", body: bytes = b"{}", tenant: str = "t") -> Keyed:
     scope = scope_of(tenant, "p", "POST", "/v1/completions", key)
     return Keyed(scope, body_digest(body), tenant, "p", f"req-{key}")
+
+
+class Away:
+    """A store that cannot be reached."""
+
+    kind = "away"
+
+    async def write(self, work: object) -> Any:
+        raise StoreUnavailable("the store is down")
+
+    read = write
+
+    async def close(self) -> None: ...
 
 
 async def take(claims: Claims, wanted: Keyed | None = None) -> Claimed:
@@ -120,16 +135,34 @@ async def test_who_cannot_renew_is_stopped_before_the_lease_is_over(store: Store
     claims = Claims(store, "a", lease_s=0.6)
     held = await take(claims)
 
-    async def down(work: object) -> None:
-        raise StoreUnavailable("the store is down")
-
-    claims._store = type("Down", (), {"write": staticmethod(down)})()
+    claims._store = Away()
     loop = asyncio.get_running_loop()
     began_at = loop.time()
     with pytest.raises(ClaimLost):
         async with claims.working(held), asyncio.timeout(10):
             await asyncio.Event().wait()
     assert loop.time() - began_at < 0.65
+    await claims.aclose()
+
+
+async def test_claims_that_cannot_be_given_back_are_told_once_an_outage(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    claims, away = Claims(store, "a"), Away()
+
+    async def lost_in_an_outage(number: int) -> None:
+        held = [await take(claims, keyed(f"{number}-{n}")) for n in range(3)]
+        claims._store = away
+        for one in held:
+            claims.release_soon(one, acted=False)
+        await asyncio.gather(*claims._leaving, return_exceptions=True)
+        claims._store = store
+
+    with caplog.at_level(logging.WARNING, "cluster.gateway.claims"):
+        await lost_in_an_outage(1)
+        assert len(caplog.records) == 1
+        await lost_in_an_outage(2)
+    assert [one.levelname for one in caplog.records] == ["WARNING"] * 2
     await claims.aclose()
 
 
