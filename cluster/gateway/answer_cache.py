@@ -38,6 +38,8 @@ HIT: Final = "hit"
 MISSED: Final = "miss"
 BYPASS: Final = "bypass"
 OUTCOMES: Final = (HIT, STALE, MISSED, BYPASS)
+_ORIGIN: Final = "cache_hit"
+"""Word for the audit; a stale answer is told by its rung."""
 _FORM: Final = 1
 """Of what is kept; another one makes other keys."""
 _ASKS_ANEW: Final = ("no-cache", "no-store")
@@ -143,6 +145,7 @@ class CacheUse:
         else:
             found = await self._look(terms) if place is None else self._judge(place)
         if found.state == FRESH:
+            self.answering.origin = _ORIGIN
             await self._give(found, HIT, {})
         else:
             await self._compute(terms, found)

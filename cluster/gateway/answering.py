@@ -105,6 +105,8 @@ class Answering:
         )
         self.usage: dict[str, Any] = {}
         """Of the answer, once it is there."""
+        self.origin = ""
+        """Where the answer was taken from, in a word, if nothing was asked for it."""
         self.earlier: Earlier | None = None
         """An answer of before, for the rung ``cached``, where there is one that the caller may see."""
 

@@ -44,7 +44,7 @@ class Trail:
         self.model = ""
         self.tool = ""
         self.reason = ""
-        """Why it did not end well, in a word."""
+        """Why it did not end well, or where the answer was taken from if nothing was asked for it, in a word."""
         self._body_digest = ""
         self._body_bytes: int | None = None
         self._prompt_chars: int | None = None

@@ -35,6 +35,8 @@ from policies.profiles import Pipeline
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_DEADLINE_S: Final = 24 * 3600.0
+_REPLAYED: Final = "replayed"
+"""Word for the audit, of an answer that its idempotency key got before."""
 
 
 class Completions:
@@ -153,6 +155,7 @@ class Completions:
         await answering.reserve()
         await trail.open()
         await self._under_key(answering)
+        trail.reason = answering.origin
 
     async def _under_key(self, answering: Answering) -> None:
         """Stage 6: what was answered before under the same key is answered again, and nothing is done."""
@@ -162,6 +165,7 @@ class Completions:
             return
         claimed = await claim_key(self._gateway.state.claims, keyed, answering.exchange)
         if isinstance(claimed, Recorded):
+            answering.origin = _REPLAYED
             await replay(answering.exchange, claimed)
             return
         answering.under = claimed

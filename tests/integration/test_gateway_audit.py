@@ -152,6 +152,30 @@ async def test_an_answered_call_is_one_pair_that_says_who_what_and_how(
     assert closed["seconds"] >= 0
 
 
+async def test_an_answer_of_before_is_recorded_with_where_it_came_from(store: Severed) -> None:
+    async with rig(1, store=store, cacheable_classes="summary", cache_lookup_s=30.0) as made:
+
+        async def asked(request_id: str, **headers: str) -> dict[str, Any]:
+            sent = named(request_id, **headers)
+            async with made.http.post(
+                made.url + PATH, json={**CHAT, "temperature": 0}, headers=sent
+            ) as answer:
+                assert answer.status == 200
+                assert (public.HEADER_RUNG in answer.headers) == (request_id != "hit")
+                await answer.read()
+            closed = (await pair(made, store, request_id))[1]
+            return {name: closed.get(name) for name in ("outcome", "reason", "attempts", "rung")}
+
+        cached, keyed = {public.HEADER_CLASS: "summary"}, {public.HEADER_IDEMPOTENCY_KEY: "one"}
+        computed = {"outcome": "ok", "reason": None, "attempts": 1, "rung": "full"}
+        taken = {"outcome": "ok", "attempts": 0, "rung": None}
+        assert await asked("made", **cached) == computed
+        assert await asked("hit", **cached) == taken | {"reason": "cache_hit"}
+        assert await asked("first", **keyed) == computed
+        assert await asked("again", **keyed) == taken | {"reason": "replayed"}
+        assert len(made.replicas[0].seen) == 2
+
+
 async def test_neither_prompts_nor_secrets_are_in_any_record(keyed: Rig, store: Severed) -> None:
     for number, key in enumerate((KEY.text, KEY.text[:-1] + ("0" if KEY.text[-1] != "0" else "1"))):
         await keyed.http.post(keyed.url + PATH, json=CHAT, headers=bearer(f"r{number}", key))
