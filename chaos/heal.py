@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from chaos.admin import Admin, AdminError
 from chaos.faults import FAULTS, FaultContext
 from chaos.faults.kill_gateway import KillGateway
 from chaos.substrate import GatewayHandle, NotRunningError, Substrate, SubstrateError
+from chaos.tenants import discard
 from chaos.undo import UndoEntry, UndoLog
 
 PROFILE = "profile"
@@ -21,19 +23,22 @@ SETTINGS = "gateway_settings"
 
 @contextlib.asynccontextmanager
 async def settings_lent(
-    substrate: Substrate, undo: UndoLog, settings: Mapping[str, str]
+    substrate: Substrate, undo: UndoLog, settings: Mapping[str, str], file: Path | None = None
 ) -> AsyncIterator[None]:
-    """Have the gateway run with ``settings`` during the block, and as it was started after it; nothing without any."""
+    """Have the gateway run with ``settings`` during the block, and as it was started after it; nothing without any.
+
+    ``file`` is a tenants file that it goes by meanwhile. It is removed once no gateway needs it any more.
+    """
     if not settings:
         yield
         return
-    entry = undo.add(SETTINGS, substrate.name, "gateway", {})
+    entry = undo.add(SETTINGS, substrate.name, "gateway", {"file": str(file) if file else ""})
     try:
         await substrate.configure_gateway(settings)
         yield
     finally:
         await substrate.configure_gateway({})
-        undo.remove(entry)
+        _removed(undo, entry)
 
 
 @contextlib.asynccontextmanager
@@ -68,7 +73,7 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
         endpoints = await substrate.endpoints()
     except NotRunningError:
         for entry in entries:
-            undo.remove(entry)
+            _removed(undo, entry)
             healed.append(f"{entry.kind} on {entry.target}: gone with its cluster")
         return healed
     problems: list[str] = []
@@ -94,11 +99,18 @@ async def heal(undo: UndoLog, substrate: Substrate) -> list[str]:
                     f"'brownout heal' tries again"
                 )
                 continue
-            undo.remove(entry)
+            _removed(undo, entry)
             healed.append(f"{entry.kind} on {entry.target}: reverted")
     if problems:
         raise SubstrateError("; ".join(problems))
     return healed
+
+
+def _removed(undo: UndoLog, entry: UndoEntry) -> None:
+    """Remove an entry that is reverted, and first the tenants file that only it needed."""
+    if entry.kind == SETTINGS and entry.data.get("file"):
+        discard(Path(entry.data["file"]))
+    undo.remove(entry)
 
 
 async def _as_before(admin: Admin, data: Mapping[str, Any]) -> None:

@@ -68,7 +68,7 @@ async def run(
         history.write(_run_record(experiment, substrate, options))
         undo = UndoLog(options.run_dir)
         tenants = await made_for(experiment, substrate, options.run_dir)
-        lent = settings_lent(substrate, undo, settings_of(experiment, tenants))
+        lent = settings_lent(substrate, undo, settings_of(experiment, tenants), tenants.file)
         async with lent, Admin(endpoints, tenants.keys.get("", "")) as admin:
             context = FaultContext(substrate, endpoints, admin, tenants=tenants)
             model = await admin.model()

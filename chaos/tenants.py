@@ -49,13 +49,23 @@ async def made_for(experiment: Experiment, substrate: Substrate, run_dir: Path) 
     file.write_text(f'salt_secret = "{secrets.token_hex(32)}"\n\n{experiment.tenants}')
     file.chmod(0o600)
     keys: dict[str, str] = {}
-    for name, whose in experiment.keys.items():
-        tenant, principal = whose.split("/")
-        ended = await substrate.gateway_command("keys", "add", tenant, principal, "--file", str(file))
-        if ended.code != 0:
-            raise SubstrateError(f"no key could be made for {whose}: {ended.errors.strip()[-300:]}")
-        keys[name] = ended.output.strip()
+    try:
+        for name, whose in experiment.keys.items():
+            tenant, principal = whose.split("/")
+            ended = await substrate.gateway_command("keys", "add", tenant, principal, "--file", str(file))
+            if ended.code != 0:
+                raise SubstrateError(f"no key could be made for {whose}: {ended.errors.strip()[-300:]}")
+            keys[name] = ended.output.strip()
+    except BaseException:
+        discard(file)
+        raise
     return Tenants(file, {"": next(iter(keys.values()), ""), **keys})
+
+
+def discard(file: Path) -> None:
+    """Remove a tenants file, and the lock that ``brownout keys`` has left beside it. Safe twice."""
+    for path in (file, file.with_name(f"{file.name}.lock")):
+        path.unlink(missing_ok=True)
 
 
 def settings_of(experiment: Experiment, tenants: Tenants) -> dict[str, str]:

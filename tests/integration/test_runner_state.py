@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ from chaos.experiment import (
     Objective,
     Phases,
 )
-from chaos.heal import SETTINGS, heal
+from chaos.heal import SETTINGS, heal, settings_lent
 from chaos.history import CallRecord, EffectRecord, FaultRecord
 from chaos.progress import Silent
+from chaos.substrate import Ended, SubstrateError
+from chaos.tenants import made_for
 from chaos.undo import UndoLog
 from chaos.verdict import judge
 from tests.fakes.cluster import FakeCluster, FakeSubstrate
@@ -59,20 +62,33 @@ CRASH = Experiment(
 )
 
 
+class Lending(FakeSubstrate):
+    """Looks at the tenants file when the gateway gets it; a gateway that is ``stuck`` cannot be started again."""
+
+    modes: tuple[int, ...] = ()
+    stuck = False
+
+    async def configure_gateway(self, settings: Mapping[str, str]) -> None:
+        if self.stuck:
+            raise SubstrateError("the gateway is stuck")
+        if file := settings.get("BROWNOUT_TENANTS_FILE"):
+            self.modes += (os.stat(file).st_mode & 0o777,)
+        await super().configure_gateway(settings)
+
+
 @pytest.fixture
-async def substrate() -> AsyncIterator[FakeSubstrate]:
+async def substrate() -> AsyncIterator[Lending]:
     async with FakeCluster().serving() as running:
-        yield FakeSubstrate(running)
+        yield Lending(running)
 
 
-async def test_a_gateway_crash_from_its_tenants_to_the_verdict(
-    substrate: FakeSubstrate, tmp_path: Path
-) -> None:
+async def test_a_gateway_crash_from_its_tenants_to_the_verdict(substrate: Lending, tmp_path: Path) -> None:
     request = Request(CRASH, 7, tmp_path / "out", False, 60, tmp_path / "run", BOUNDS)
     records = list(history.read(await conduct(request, substrate, Silent())))
 
     file = tmp_path / "run" / "tenants-of-the-experiment.toml"
-    assert file.stat().st_mode & 0o077 == 0
+    assert substrate.modes == (0o600,)
+    assert not file.exists(), "it is of no more use"
     lent = {"BROWNOUT_SOMETHING": "1", "BROWNOUT_TENANTS_FILE": str(file)}
     asked = [word for word in substrate.asked if word.startswith(("keys", "configure"))]
     assert asked == [f"keys add acme web --file {file}", f"configure {lent}", "configure {}"]
@@ -95,9 +111,35 @@ async def test_a_gateway_crash_from_its_tenants_to_the_verdict(
 
 
 async def test_heal_gives_the_gateway_back_what_a_run_that_died_had_lent_it(
-    substrate: FakeSubstrate, tmp_path: Path
+    substrate: Lending, tmp_path: Path
 ) -> None:
     undo = UndoLog(tmp_path)
-    undo.add(SETTINGS, "fake", "gateway", {})
+    file = tmp_path / "tenants-of-the-experiment.toml"
+    for path in (file, tmp_path / f"{file.name}.lock"):
+        path.touch()
+    undo.add(SETTINGS, "fake", "gateway", {"file": str(file)})
     assert await heal(undo, substrate) == ["gateway_settings on gateway: reverted"]
     assert substrate.asked == ["configure {}"]
+    assert os.listdir(tmp_path) == ["undo"]
+
+
+async def test_a_run_whose_keys_cannot_be_made_leaves_no_tenants_file(
+    substrate: Lending, tmp_path: Path
+) -> None:
+    substrate.commands["keys"] = Ended(4, "", "no such tenant")
+    with pytest.raises(SubstrateError, match="no key could be made"):
+        await made_for(CRASH, substrate, tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+async def test_a_tenants_file_that_a_gateway_still_goes_by_stays(substrate: Lending, tmp_path: Path) -> None:
+    file, undo = tmp_path / "tenants-of-the-experiment.toml", UndoLog(tmp_path)
+    file.touch()
+    with pytest.raises(SubstrateError, match="stuck"):
+        async with settings_lent(substrate, undo, {"A": "1"}, file):
+            substrate.stuck = True
+    assert file.exists()
+    substrate.stuck = False
+    await heal(undo, substrate)
+    assert not file.exists()
+    assert not undo.entries()
