@@ -35,7 +35,7 @@ CHECKS = [
 ]
 NEVER = {500, 502, 504}
 """Nothing here is lost, slow or hung: these are documented, and would be faults all the same."""
-EXAMPLES = 25
+EXAMPLES = 10
 
 
 @pytest.fixture(scope="module")
