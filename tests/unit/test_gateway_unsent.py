@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from cluster.gateway.answering import Answering
@@ -13,6 +14,7 @@ class SlowClient:
 
     def __init__(self) -> None:
         self.started = False
+        self.before_end = None
         self.reads = asyncio.Event()
         self.got = b""
 
@@ -27,7 +29,8 @@ class SlowClient:
 
 def answering(client: SlowClient) -> Answering:
     made: Any = object.__new__(Answering)
-    made._exchange, made._unsent = client, b""
+    made.exchange, made._unsent = client, b""
+    made._phase = SimpleNamespace(of=lambda when: ())
     return made  # type: ignore[no-any-return]
 
 

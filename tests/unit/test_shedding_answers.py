@@ -21,6 +21,7 @@ REFUSALS: list[errors.CallRefused | errors.ReplicaBusy] = [
     errors.Throttled("no", retry_after_s=2.25),
     errors.BreakerOpen("no", retry_after_s=2.25),
     errors.NoReplica("no", retry_after_s=2.25),
+    errors.FailedClosed("no", what="audit", retry_after_s=2.25),
     errors.ReplicaBusy("no", retry_after_s=2.25),
 ]
 each_refusal = pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
@@ -61,7 +62,9 @@ def test_only_ones_own_quota_is_ones_own_fault(error: errors.CallRefused | error
 
 @each_refusal
 def test_a_retry_is_advised_where_it_adds_no_load(error: errors.CallRefused | errors.ReplicaBusy) -> None:
-    useful = isinstance(error, errors.QuotaExceeded | errors.BreakerOpen | errors.NoReplica)
+    useful = isinstance(
+        error, errors.QuotaExceeded | errors.BreakerOpen | errors.NoReplica | errors.FailedClosed
+    )
     assert to_http(error).headers[public.HEADER_SHOULD_RETRY] == ("true" if useful else "false")
 
 
