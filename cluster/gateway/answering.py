@@ -167,7 +167,10 @@ class Answering:
         """Make a job of it, where that is preferred; answer from the cache, where an answer of before will do; else
         have the answer made."""
         answers = self._gateway.state.answers
-        if self._later.preferred:
+        self._later.under = self.under
+        if await self._later.accepted_before():
+            await self._later.tell()
+        elif self._later.preferred and self._may_be_put_off():
             await self._put_off()
         elif answers is None:
             await self.run()
@@ -178,7 +181,6 @@ class Answering:
         gateway, later = self._gateway, self._later
         counts = await self._count(self.wanted.body)
         later.work = generation.estimate_work(self.wanted.request, counts, gateway.outputs, gateway.context)
-        later.claim = None if self.under is None else self.under.scope
         await later.accept()
         await later.tell()
 
@@ -195,7 +197,6 @@ class Answering:
             body = await self._phase.before(self._api, body, self.under)
         self._call = call = await self._build_call(body)
         self._later.work = call.work
-        self._later.claim = None if self.under is None else self.under.scope
         self._gateway.rates.arrived(call.work)
         answer = await self._pipeline(call)
         if self._later.job is not None:
@@ -278,6 +279,12 @@ class Answering:
             NO_TOOLS,
         )
 
+    def _may_be_put_off(self) -> bool:
+        """Tell whether it may become a job: not once a tool may have acted, because the job has a key of its own."""
+        acts = any(step.method.effect for step in self.wanted.steps)
+        may_have_acted = acts and self.under is not None and self.under.again
+        return self._later.possible and not self._phase.asked and not may_have_acted
+
     def _rungs(self) -> ClassRungs | None:
         return self.wanted.identity.work_class(self.wanted.standing.service_class).rungs
 
@@ -327,7 +334,7 @@ class Answering:
                 gateway.counter,
                 small_model=gateway.small.name,
                 earlier=lambda: self.earlier,
-                later=lambda: self._later if self._later.possible and not self._phase.asked else None,
+                later=lambda: self._later if self._may_be_put_off() else None,
                 build=self._call_for,
             ),
         )

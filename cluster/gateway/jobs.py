@@ -62,14 +62,13 @@ class Jobs:
             QueueFull: there is no room, or not for this tenant (QuotaExceeded).
             FailedClosed: the store does not answer.
         """
+        payload = _payload(body)
         job = NewJob(
-            id=f"job-{uuid.uuid4().hex if claim is None else _digest(claim)}",
+            id=f"job-{uuid.uuid4().hex}" if claim is None else _id_under(claim, payload),
             tenant=standing.tenant or identity.tenant,
             priority=int(standing.priority),
             tokens=work.tokens,
-            payload=json.dumps(
-                {name: value for name, value in body.items() if name not in _STREAMED}, ensure_ascii=False
-            ).encode(),
+            payload=payload,
             service_class=standing.service_class,
             about={
                 "principal": identity.principal,
@@ -85,6 +84,17 @@ class Jobs:
         self.on_accepted()
         self.news.set()
         return accepted
+
+    async def accepted(self, tenant: str, claim: str, body: Mapping[str, Any]) -> Job | None:
+        """Return the job that an earlier try under the same key has become; None where there is none.
+
+        Raises:
+            FailedClosed: the store does not answer.
+        """
+        try:
+            return await self.queue.get(tenant, _id_under(claim, _payload(body)))
+        except StoreUnavailable as error:
+            raise unavailable() from error
 
     async def cancel(self, job: Job) -> Job | None:
         """Cancel a job; None when it is not there any more."""
@@ -157,5 +167,12 @@ def come_back_s(told: Mapping[str, Any]) -> int:
     return max(1, math.ceil(min(_LONGEST_POLL_S, (estimate or 0.0) / 2)))
 
 
-def _digest(claim: str) -> str:
-    return hashlib.sha256(f"job under key\n{claim}".encode()).hexdigest()[:32]
+def _payload(body: Mapping[str, Any]) -> bytes:
+    asked = {name: value for name, value in body.items() if name not in _STREAMED}
+    return json.dumps(asked, ensure_ascii=False).encode()
+
+
+def _id_under(claim: str, payload: bytes) -> str:
+    """Return the id of the job of a request with a key; a key that has expired can come back with another request."""
+    digest = hashlib.sha256(f"job under key\n{claim}\n".encode() + payload)
+    return f"job-{digest.hexdigest()[:32]}"

@@ -119,6 +119,11 @@ class UnderKey:
         """Return the digest from which the keys of the tool calls are derived."""
         return self._claim.scope
 
+    @property
+    def again(self) -> bool:
+        """Tell whether an earlier try of the request may have done a part of it."""
+        return self._claim.again
+
     def guard(self, connection: Connection) -> bool:
         """Tell, in a transaction, whether the claim is still held; it cannot be lost before that has ended."""
         return still_held(connection, self._claim)

@@ -14,11 +14,13 @@ from cluster.gateway import generation
 from cluster.gateway.exchange import Exchange
 from cluster.gateway.identity import Identity
 from cluster.gateway.jobs import PATH, Jobs, come_back_s, document
+from cluster.gateway.keyed import UnderKey
 from cluster.gateway.prefer import RESPOND_ASYNC, prefers_async
 from cluster.gateway.run_as import run_as
 from cluster.gateway.service import Gateway
 from cluster.gateway.standing import Standing
 from cluster.gateway.store.store import StoreUnavailable
+from policies.errors import QueueFull, QuotaExceeded
 from policies.work import Work
 from policies.work_queue import Job
 
@@ -51,8 +53,8 @@ class Later:
         self._identity = identity
         self._standing = standing
         self._request_id = request_id
-        self.claim: str | None = None
-        """Scope of the request's idempotency key, once it is held."""
+        self.under: UnderKey | None = None
+        """What holds the request's idempotency key, once it is held."""
         self.work = Work()
         """Of the request as it was asked, once it was counted."""
         self.job: Job | None = None
@@ -75,16 +77,39 @@ class Later:
             FailedClosed: the store does not answer.
         """
         assert self._jobs is not None, "possible says whether there are any"
-        self.job = await self._jobs.accept(
-            self._identity,
-            self._standing,
-            path=generation.PATHS[self._api],
-            body=self._body,
-            work=self.work,
-            request_id=self._request_id,
-            claim=self.claim,
-        )
+        under = self.under
+        acted = under is not None and under.acted
+        if under is not None:
+            under.acted = (
+                True  # the job may be there, whatever becomes of its answer: a retry must look for it
+            )
+        try:
+            self.job = await self._jobs.accept(
+                self._identity,
+                self._standing,
+                path=generation.PATHS[self._api],
+                body=self._body,
+                work=self.work,
+                request_id=self._request_id,
+                claim=None if under is None else under.scope,
+            )
+        except (QueueFull, QuotaExceeded):
+            if under is not None:
+                under.acted = acted
+            raise
         return self.job
+
+    async def accepted_before(self) -> bool:
+        """Tell whether an earlier try under the same key has become a job; it is this request's job then.
+
+        Raises:
+            FailedClosed: the store does not answer.
+        """
+        if self._jobs is None or self.under is None or not self.under.again:
+            return False
+        tenant = self._standing.tenant or self._identity.tenant
+        self.job = await self._jobs.accepted(tenant, self.under.scope, self._body)
+        return self.job is not None
 
     async def tell(self) -> None:
         """Answer with the job."""

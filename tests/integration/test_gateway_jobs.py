@@ -200,6 +200,14 @@ async def test_the_same_idempotency_key_is_the_same_job(made: Rig) -> None:
     assert len(made.replicas[0].seen) == 1
 
 
+async def test_a_key_that_has_expired_can_come_back_with_another_request(made: Rig) -> None:
+    """The job of before is still kept then: a job can wait and run for long before its own time begins."""
+    made.gateway.state.claims.keep_s = 0.0
+    key = {**ASYNC, public.HEADER_IDEMPOTENCY_KEY: "k-1"}
+    answers = [(await ask(made, key, max_tokens=tokens))[2] for tokens in (3, 4)]
+    assert answers[0]["id"] != answers[1]["id"]
+
+
 # --- the rung ----------------------------------------------------------------------------------------------
 
 

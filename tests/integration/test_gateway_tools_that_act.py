@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cluster import public
+from cluster.gateway.store.store import StoreUnavailable
 from cluster.gateway.tool_client import ToolClient
 from cluster.gateway.tools import METHODS, ToolMethod
 from tests.fakes.gateway import Rig, rig
@@ -33,7 +34,7 @@ async def tool() -> AsyncIterator[RealTool]:
 
 @pytest.fixture
 async def made(tmp_path: Path, tool: RealTool) -> AsyncIterator[Rig]:
-    async with rig(1, store=tmp_path / "store.db", tool_deadline_s=0.4) as built:
+    async with rig(1, store=tmp_path / "store.db", tool_deadline_s=0.4, ladder_dwell_s=0.25) as built:
         built.gateway.discovery.tool_address = tool.address
         yield built
 
@@ -243,3 +244,43 @@ async def test_a_method_that_keeps_failing_opens_its_own_breaker_only(made: Rig,
         _, headers, _ = await ask(made, None, tool_call=look)
     assert headers[public.HEADER_TOOL] == "breaker"
     assert (await ask(made, None, tool_call=PRICE))[1][public.HEADER_TOOL] == "ok"
+
+
+async def answered_or_done(made: Rig, **headers: str) -> int:
+    """Ask once more under the key ``k``, let every job come to its end, and return the status."""
+    body = {"model": MODEL, "prompt": "pay", "max_tokens": 3, "tool_call": PAY}
+    sent = {public.HEADER_IDEMPOTENCY_KEY: "k", **headers}
+    async with asyncio.timeout(20):
+        while True:
+            async with made.http.post(f"{made.url}{PATH}", json=body, headers=sent) as response:
+                if response.status != 409:
+                    break
+            await asyncio.sleep(0.02)
+        assert made.gateway.state.jobs is not None
+        while await made.gateway.state.jobs.queue.counts():  # noqa: ASYNC110 - it has no event of its own
+            await asyncio.sleep(0.02)
+    return response.status
+
+
+async def test_a_retry_of_what_has_become_a_job_is_that_job_and_acts_no_second_time(
+    made: Rig, tool: RealTool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = made.gateway.state.claims
+
+    async def away_once(*_: object) -> bool:
+        monkeypatch.undo()
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(claims, "finish", away_once)
+    assert await answered_or_done(made, prefer="respond-async") == 503, "the job is there none the less"
+    assert await answered_or_done(made) == 202
+    assert len(await tool.effects()) == 1
+
+
+async def test_what_may_have_acted_is_put_off_no_more(made: Rig, tool: RealTool) -> None:
+    """A job has a key of its own, under which the tool would act again."""
+    await made.profile("naive", tool_deadline_s=5)
+    made.replicas[0].script.append(Behaviour(status=500))
+    assert await answered_or_done(made) == 502
+    assert await answered_or_done(made, prefer="respond-async") == 200
+    assert len(await tool.effects()) == 1
