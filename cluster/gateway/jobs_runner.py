@@ -108,13 +108,13 @@ class JobRunner:
         """Give the youngest job back where callers wait; one at a look, because that may be enough."""
         if self._running and someone_waits(self._gateway):
             youngest = list(self._running.values())[-1]
-            youngest.cancel(_MADE_WAY)
+            _cancel_once(youngest, _MADE_WAY)
 
     def _cancel_soon(self, job_id: str) -> None:
         task = self._running.get(job_id)
         if task is not None:
             self._cancelled.add(job_id)
-            task.cancel()
+            _cancel_once(task)
 
     async def _wait(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -125,7 +125,7 @@ class JobRunner:
     @staticmethod
     async def _stop(tasks: list[asyncio.Task[None]]) -> None:
         for task in tasks:
-            task.cancel(_ENDING)
+            _cancel_once(task, _ENDING)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- one job -----------------------------------------------------------------------------------------
@@ -223,6 +223,12 @@ class JobRunner:
                     )
                     return False
             await clock.sleep(0.2)
+
+
+def _cancel_once(task: asyncio.Task[None], why: str | None = None) -> None:
+    """Cancel it unless it is being given back already: that must come to its end, or the try counts as lost."""
+    if not task.cancelling():
+        task.cancel(why)
 
 
 async def _end(*tasks: asyncio.Future[T] | asyncio.Future[Verdict] | asyncio.Future[Verdict | None]) -> None:

@@ -477,3 +477,25 @@ async def test_metrics_tell_of_jobs(made: Rig) -> None:
     text = made.gateway.metrics.render().decode()
     for outcome in ("accepted", "done"):
         assert f'{public.METRIC_JOBS}{{outcome="{outcome}"}} 1.0' in text
+
+
+async def test_a_job_that_makes_way_is_given_back_however_often_it_is_told_to(
+    made: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store takes its time callers go on waiting, and the job is looked at again."""
+    assert made.gateway.state.jobs is not None
+    queue, replica = made.gateway.state.jobs.queue, made.replicas[0]
+    release = queue.release
+
+    async def slowly(*given: Any, **named: Any) -> None:
+        await asyncio.sleep(0.3)
+        await release(*given, **named)
+
+    monkeypatch.setattr(queue, "release", slowly)
+    replica.behaviour = Behaviour(first_token_gate=asyncio.Event())
+    _, headers, _ = await ask(made)
+    await made.until(lambda: replica.running == 1)
+    monkeypatch.setattr("cluster.gateway.jobs_runner.has_room", lambda *_: False)
+    monkeypatch.setattr("cluster.gateway.jobs_runner.someone_waits", lambda _: True)
+    job = await until(made, headers["location"], "queued")
+    assert job["attempts"] == 0
