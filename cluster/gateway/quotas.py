@@ -84,8 +84,12 @@ class _Account:
         self.leasing: asyncio.Task[None] | None = None
 
     def turn_to(self, window: int) -> None:
+        """Go on to a later window; what was leased of the one before is lost with it."""
         if window > self.window:
-            self.window, self.left, self.dry_under = window, min(0, self.left), 0
+            self.begin(window)
+
+    def begin(self, window: int) -> None:
+        self.window, self.left, self.dry_under = window, min(0, self.left), 0
 
 
 class Reservation:
@@ -207,11 +211,11 @@ class Quotas:
         finally:
             account.leasing = None
         self._ahead_s = got.now - (asked_at + self._clock.now()) / 2
-        account.turn_to(got.window)
-        if account.window == got.window:
-            account.left += got.granted
-            if got.granted < wanted:  # it was all that was left
-                account.dry_under = limit
+        if account.window != got.window:  # an earlier one too: the store's clock can be set back
+            account.begin(got.window)
+        account.left += got.granted
+        if got.granted < wanted:  # it was all that was left
+            account.dry_under = limit
         self.counted(quota, "granted" if got.granted else "empty")
 
     def _window(self) -> int:

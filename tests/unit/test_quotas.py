@@ -229,3 +229,16 @@ async def test_the_row_is_named_by_tenant_and_quota(store: SqliteStore, time: Ti
         }
     )
     assert rows == {("acme", REQUESTS, 1_000_020), ("acme", TOKENS, 1_000_020)}
+
+
+async def test_a_clock_that_is_set_back_stops_nobody(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another server takes over: what it says now is what holds."""
+    now = [1_000_020.0]
+    monkeypatch.setattr(module, "store_now", lambda connection: now[0])
+    quotas, who = Quotas(store, FixedClock()), tenant(requests=3)
+    assert await granted(quotas, who) is not None
+    now[0] -= 3 * WINDOW_S
+    async with asyncio.timeout(5):
+        assert [await granted(quotas, who) is not None for _ in range(5)] == [True] * 3 + [False] * 2
