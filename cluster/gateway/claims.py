@@ -33,6 +33,8 @@ _LOG = logging.getLogger(__name__)
 _TOGETHER: Final = 200
 """Leases renewed, and expired rows removed, by one statement."""
 _SWEEP_EVERY_S: Final = 60.0
+_BETWEEN_S: Final = 0.05
+"""Between two steps of a sweep."""
 _CROWDED: Final = InFlight(0.1)
 """What is told after a claim has been lost to others several times within one transaction."""
 
@@ -62,6 +64,13 @@ class _Held:
     def until(self, instant: float) -> None:
         """Move the end; one that has passed ends what is done at once."""
         self.sure_until = instant
+        self._move(instant)
+
+    def recorded(self) -> None:
+        """The answer stands: who reads it may take as long as they like."""
+        self._move(None)
+
+    def _move(self, instant: float | None) -> None:
         if self._scope is not None and not self._scope.expired():
             with suppress(RuntimeError):  # it is being left at this moment
                 self._scope.reschedule(instant)
@@ -82,7 +91,7 @@ class Claims:
         self.lease_s = lease_s
         self.keep_s = keep_s
         self._held: dict[Claimed, _Held] = {}
-        self._keeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._outage_told = False
 
@@ -102,8 +111,8 @@ class Claims:
         self._outage_told = False
         if isinstance(outcome, Claimed):
             self._held[outcome] = _Held(asked_at + self.lease_s)
-            if self._keeper is None:
-                self._keeper = asyncio.create_task(self._keep())
+            if not self._tasks:
+                self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._tidy())]
         return outcome
 
     @asynccontextmanager
@@ -136,8 +145,11 @@ class Claims:
             "body": recorded.body,
         }
         statement = update(CLAIMS).where(*_own(held)).values(**values)
-        self._held.pop(held, None)
-        return await self._store.write(lambda connection: bool(connection.execute(statement).rowcount))
+        one = self._held.pop(held, None)
+        stands = await self._store.write(lambda connection: bool(connection.execute(statement).rowcount))
+        if stands and one is not None:
+            one.recorded()
+        return stands
 
     async def release(self, held: Claimed, *, acted: bool) -> None:
         """Give the claim back without an answer; ``acted``: something may have been done under it."""
@@ -161,9 +173,9 @@ class Claims:
 
     async def aclose(self) -> None:
         """Give back what still can be, and stop renewing."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         while self._leaving:
             await asyncio.gather(*self._leaving, return_exceptions=True)
 
@@ -226,21 +238,33 @@ class Claims:
         }
 
     async def _keep(self) -> None:
-        """Renew the leases of all that is worked on, together; now and then sweep."""
-        loop = asyncio.get_running_loop()
-        swept_at = loop.time()
+        """Renew the leases of all that is worked on, together."""
         while True:
             await asyncio.sleep(self.lease_s / 3)
             all_held = list(self._held)
             for start in range(0, len(all_held), _TOGETHER):
                 some = all_held[start : start + _TOGETHER]
-                with suppress(StoreUnavailable):  # the scopes end by themselves when this goes on
+                try:
                     for lost in await self._renew(some):
                         self._lose(lost)
-            if loop.time() - swept_at >= _SWEEP_EVERY_S:
-                swept_at = loop.time()
-                with suppress(StoreUnavailable):
-                    await self.sweep()
+                except StoreUnavailable:
+                    pass  # the scopes end by themselves when this goes on
+                except Exception:
+                    _LOG.exception("leases of claims could not be renewed; it is tried again")
+
+    async def _tidy(self) -> None:
+        """Now and then remove all that has expired, in steps that hold up nobody's claim."""
+        while True:
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            try:
+                more = True
+                while more:
+                    more = await self.sweep() > 0
+                    await asyncio.sleep(_BETWEEN_S)
+            except StoreUnavailable as error:
+                _LOG.debug("what has expired stays a while longer: %s", error)
+            except Exception:
+                _LOG.exception("the sweep of claims failed; it is tried again")
 
     async def _renew(self, claims: Sequence[Claimed]) -> set[Claimed]:
         """Lengthen leases; return those that are another's by now."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster.gateway import claims as module
 from cluster.gateway.claims import Claims
 from cluster.gateway.store.opening import open_store
 from cluster.gateway.store.store import Store, StoreUnavailable
@@ -185,6 +186,61 @@ async def test_what_has_expired_is_removed_and_nothing_else(store: Store) -> Non
     assert isinstance(await long.claim(keyed("new")), InFlight)
     await brief.aclose()
     await long.aclose()
+
+
+async def test_all_that_has_expired_goes_in_one_sweep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the rate of keys: the table would grow for ever where more expire than a step removes."""
+    monkeypatch.setattr(module, "_SWEEP_EVERY_S", 0.5)
+    monkeypatch.setattr(module, "_TOGETHER", 3)
+    brief, long = Claims(store, "a", keep_s=0.0), Claims(store, "b")
+    for n in range(20):
+        await brief.claim(keyed(f"old-{n}"))
+    await brief.aclose()
+    steps = [0]
+    sweep = long.sweep
+
+    async def counted() -> int:
+        steps[0] += 1
+        return await sweep()
+
+    monkeypatch.setattr(long, "sweep", counted)
+    await take(long, keyed("new"))
+    async with asyncio.timeout(10):
+        # 7 that find something and one that does not; a second sweep would begin later
+        while steps[0] < 8:  # noqa: ASYNC110 - it has no event of its own
+            await asyncio.sleep(0.01)
+    await long.aclose()
+    assert await long.sweep() == 0
+
+
+async def test_a_renewal_that_fails_for_another_reason_is_not_the_last(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = Claims(store, "a", lease_s=0.6)
+    held = await take(claims)
+    renew, renewed = claims._renew, [0]
+
+    async def fails_at_first(some: Any) -> Any:
+        renewed[0] += 1
+        if renewed[0] == 1:
+            raise RuntimeError("a bug")
+        return await renew(some)
+
+    monkeypatch.setattr(claims, "_renew", fails_at_first)
+    async with claims.working(held), asyncio.timeout(10):
+        while renewed[0] < 5:  # noqa: ASYNC110 - it has no event of its own
+            await asyncio.sleep(0.01)
+    await claims.aclose()
+
+
+async def test_who_reads_a_recorded_answer_may_take_longer_than_the_lease(store: Store) -> None:
+    claims = Claims(store, "a", lease_s=0.3)
+    held = await take(claims)
+    async with claims.working(held):
+        assert await claims.finish(held, ANSWER)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 3 * claims.lease_s)
+    await claims.aclose()
 
 
 async def test_of_several_processes_one_gets_each_key(
