@@ -69,8 +69,6 @@ CACHE_ISOLATION = Experiment(
     objectives=(
         Objective("success_rate", 0.99, call_class="acme"),
         Objective("success_rate", 0.99, call_class="globex"),
-        Objective("e2e_p95", 3.0, call_class="acme"),
-        Objective("e2e_p95", 3.0, call_class="globex"),
     ),
     counted="hold_window",
     minimum_counted=40,
