@@ -7,6 +7,7 @@ own 400 passes back. Ranges are OpenAI's.
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,6 +20,8 @@ TokenId = Annotated[int, Field(ge=0, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
 _MOST_TOOL_CALLS: Final = 8
+_MAY_BE_NO_TEXT: Final = re.compile(rb"\\u[dD]|\xed|\x00")
+"""Bytes without one of which a body holds no half of a surrogate pair."""
 
 
 class _Model(BaseModel):
@@ -116,7 +119,21 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid JSON: {reason}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object", code="invalid_type")
+    if _MAY_BE_NO_TEXT.search(body) and not _is_text(value):
+        raise InvalidRequest(
+            "the body is not valid JSON: a string has half of a surrogate pair, which is no character",
+            code="invalid_json",
+        )
     return value
+
+
+def _is_text(value: Any) -> bool:
+    """Tell whether all strings in a value can be sent on: JSON's escapes can write what UTF-8 cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def validate(api: str, body: dict[str, Any]) -> ChatRequest | CompletionRequest:

@@ -88,6 +88,8 @@ class ToolClient:
             raise ToolError(f"the tool's answer to {method!r} was lost; it may have acted") from error
         try:
             answer = json.loads(body)
+            if b"\\u" in body:  # half of a surrogate pair is no character: it could not be sent on or kept
+                answer = json.loads(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
             failure = answer.get("error")
             if failure is None and response.status == 200:
                 return answer["result"]

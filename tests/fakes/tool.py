@@ -13,7 +13,10 @@ from cluster.public import TOOL_PATH
 
 
 class FakeTool:
-    """Answers ``get_price``; ``gate`` makes it hang, ``failure`` is its error, ``lose_answer`` cuts it off."""
+    """Answers ``get_price``; ``gate`` makes it hang, ``failure`` is its error, ``lose_answer`` cuts it off.
+
+    ``price`` is what it costs.
+    """
 
     def __init__(self) -> None:
         self.address = ""
@@ -23,6 +26,7 @@ class FakeTool:
         self.gate: asyncio.Event | None = None
         self.failure: dict[str, Any] | None = None
         self.lose_answer = False
+        self.price = "123.45"
 
     async def handle(self, request: web.Request) -> web.Response:
         message = await request.json()
@@ -40,7 +44,7 @@ class FakeTool:
         head = {"jsonrpc": "2.0", "id": message["id"]}
         if self.failure is not None:
             return web.json_response({**head, "error": self.failure})
-        return web.json_response({**head, "result": {"symbol": "BTC", "price": "123.45"}})
+        return web.json_response({**head, "result": {"symbol": "BTC", "price": self.price}})
 
 
 @contextlib.asynccontextmanager

@@ -52,6 +52,13 @@ async def test_the_answer_goes_into_the_prompt(made: Rig, tool: FakeTool) -> Non
     assert tool.calls[0]["jsonrpc"] == "2.0"
 
 
+async def test_what_is_no_character_in_an_answer_is_replaced(made: Rig, tool: FakeTool) -> None:
+    """JSON can write half of a surrogate pair, which neither a replica nor the store can be told."""
+    tool.price = "1\ud8002 \U0001f4b6"
+    assert (await ask(made, CALL))[0] == 200
+    assert '"price": "1?2 \U0001f4b6"' in made.replicas[0].seen[0].body["messages"][0]["content"]
+
+
 async def test_without_a_tool_call_nothing_is_said_of_one(made: Rig) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
     async with made.http.post(f"{made.url}/v1/completions", json=body) as response:
