@@ -18,7 +18,7 @@ from cluster import public
 from cluster.gateway.claims import Claims, still_held
 from cluster.gateway.crash_points import reached
 from cluster.gateway.errors import InvalidRequest
-from cluster.gateway.exchange import Exchange, header
+from cluster.gateway.exchange import Exchange, only_header
 from cluster.gateway.identity import Identity
 from cluster.gateway.store.store import StoreUnavailable
 from cluster.gateway.tools import Step
@@ -71,9 +71,9 @@ def keyed_of(
     """Return the request with the body ``raw`` as its key names it; None where it has no key and needs none.
 
     Raises:
-        InvalidRequest: the key is malformed, or is missing where a tool is to act.
+        InvalidRequest: the key is malformed or given twice, or is missing where a tool is to act.
     """
-    given = header(scope, public.HEADER_IDEMPOTENCY_KEY)
+    given = only_header(scope, public.HEADER_IDEMPOTENCY_KEY)
     acting = next((step for step in steps if step.method.effect), None)
     if given is None and acting is None:
         return None

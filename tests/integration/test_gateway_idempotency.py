@@ -94,6 +94,14 @@ async def test_a_malformed_key_is_refused_before_anything_is_done(made: Rig) -> 
     assert made.replicas[0].seen == []
 
 
+async def test_two_keys_are_none(made: Rig) -> None:
+    """Whoever stands in front may have read the other one."""
+    keys = [(public.HEADER_IDEMPOTENCY_KEY, key) for key in ("a", "b")]
+    async with made.http.post(f"{made.url}{PATH}", json=BODY, headers=keys) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "repeated_header")
+    assert made.replicas[0].seen == []
+
+
 async def test_a_gateway_without_a_store_promises_nothing() -> None:
     async with rig(1) as bare:
         assert code_of(await ask(bare)) == (400, "idempotency_unsupported")

@@ -46,6 +46,8 @@ async def refused(made: Rig, method: str, path: str, **options: Any) -> tuple[in
         ("POST", CHAT, {"data": b"[1]", "headers": JSON}, 400, "invalid_type"),
         ("POST", CHAT, {"data": b"\xff\xfe\x00", "headers": JSON}, 400, "invalid_json"),
         ("POST", CHAT, {"data": b"[" * 90_000, "headers": JSON}, 400, "invalid_json"),
+        ("POST", CHAT, {"data": GOOD.replace(b"hi", b"\\ud800"), "headers": JSON}, 400, "invalid_json"),
+        ("POST", CHAT, {"data": GOOD.replace(b"hi", b"\xed\xa0\x80"), "headers": JSON}, 400, "invalid_json"),
         (
             "POST",
             CHAT,
@@ -78,6 +80,13 @@ async def refused(made: Rig, method: str, path: str, **options: Any) -> tuple[in
             "POST",
             CHAT,
             {"data": GOOD, "headers": {**JSON, "x-brownout-deadline-s": "nan"}},
+            400,
+            "invalid_value",
+        ),
+        (
+            "POST",
+            CHAT,
+            {"data": GOOD, "headers": {**JSON, "x-brownout-deadline-s": "1_0"}},
             400,
             "invalid_value",
         ),
