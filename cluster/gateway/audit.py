@@ -252,6 +252,8 @@ class Audit:
                 if not isinstance(error, StoreUnavailable):
                     _LOG.exception("audit records could not be written")
                     self._look = True
+                elif not self._away:
+                    _LOG.warning("no request can be recorded, so all are refused: %s", error)
                 self._away = True
                 self._refuse(error)
                 await self._pause()

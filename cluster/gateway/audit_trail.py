@@ -232,7 +232,7 @@ def prompt_chars(request: ChatRequest | CompletionRequest) -> int | None:
 
 def _failed(error: StoreUnavailable) -> FailedClosed:
     return FailedClosed(
-        f"the request cannot be recorded, so nothing was done for it: {error}",
+        "the request cannot be recorded, so nothing was done for it",
         what="audit",
         retry_after_s=_RETRY_AFTER_S,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
@@ -20,7 +21,7 @@ from cluster.gateway.audit_trail import Trail, word_of
 from cluster.gateway.authorisation import authorise
 from cluster.gateway.calls import LiveCall
 from cluster.gateway.errors import InvalidRequest, to_http
-from cluster.gateway.exchange import ClientLeft, Exchange, header
+from cluster.gateway.exchange import ClientLeft, Exchange, header, only_header
 from cluster.gateway.identity import Identity
 from cluster.gateway.keyed import claim_key, keyed_of, replay
 from cluster.gateway.run_as import run_as
@@ -35,6 +36,7 @@ from policies.profiles import Pipeline
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_DEADLINE_S: Final = 24 * 3600.0
+_SECONDS: Final = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _REPLAYED: Final = "replayed"
 """Word for the audit, of an answer that its idempotency key got before."""
 
@@ -61,6 +63,8 @@ class Completions:
             wanted = self._check(scope, raw, pipeline, arrived_at, identity, trail)
         except ClientLeft:
             gateway.sink.emit(CallEnded(exchange.request_id, "cancelled"))
+            trail.reason = "client_left"
+            trail.close("cancelled", 0)
             return
         except InvalidRequest as error:
             gateway.sink.emit(CallEnded(exchange.request_id, "invalid"))
@@ -72,6 +76,10 @@ class Completions:
             await trail.refused(error)
             await exchange.fail(to_http(error))
             return
+        except Exception as error:
+            gateway.sink.emit(CallEnded(exchange.request_id, "failed"))
+            await trail.refused(error)
+            raise
         await exchange.while_connected(self._serve(exchange, pipeline, wanted, trail))
 
     def _identify(self, scope: Scope) -> Identity:
@@ -111,14 +119,11 @@ class Completions:
 
     def _deadline(self, scope: Scope, pipeline: Pipeline[Answer], arrived_at: float) -> Deadline:
         clock = self._gateway.clock
-        given = header(scope, public.HEADER_DEADLINE)
+        given = only_header(scope, public.HEADER_DEADLINE)
         if given is None:
             default_s = pipeline.default_deadline_s
             return Deadline.never(clock) if default_s is None else Deadline(arrived_at + default_s, clock)
-        try:
-            seconds = float(given)
-        except ValueError:
-            seconds = math.nan
+        seconds = float(given) if _SECONDS.fullmatch(given) else math.nan
         if not 0 < seconds <= _LONGEST_DEADLINE_S:
             raise InvalidRequest(
                 f"{public.HEADER_DEADLINE} is {given!r}, it must be seconds, over 0 and at most a day",

@@ -176,6 +176,40 @@ async def test_an_answer_of_before_is_recorded_with_where_it_came_from(store: Se
         assert len(made.replicas[0].seen) == 2
 
 
+async def test_who_leaves_while_sending_is_recorded(keyed: Rig, store: Severed) -> None:
+    host, port = keyed.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    head = [f"POST {PATH} HTTP/1.1", "host: x", "content-type: application/json", "content-length: 100"]
+    head += [f"{name}: {value}" for name, value in bearer("r1").items()]
+    writer.write("\r\n".join([*head, "", "{"]).encode())
+    await writer.drain()
+    writer.close()
+    await keyed.until(lambda: bool(keyed.events("call_ended")))
+    opened, closed = await pair(keyed, store, "r1")
+    assert (opened["principal"], opened["decision"]) == ("web", "client_left")
+    assert (closed["outcome"], closed["reason"], "status" in closed) == ("cancelled", "client_left", False)
+
+
+async def test_a_request_that_fails_in_the_gateway_before_anything_is_done_is_recorded(
+    made: Rig, store: Severed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("cluster.gateway.completions.validate", fails)
+    async with made.http.post(made.url + PATH, json=CHAT, headers=named("r1")) as answer:
+        assert answer.status == 500
+    opened, closed = await pair(made, store, "r1")
+    assert (opened["decision"], closed["outcome"], closed["status"]) == ("runtime_error", "failed", 500)
+
+
+async def test_a_caller_is_not_told_what_the_store_said(made: Rig, store: Severed) -> None:
+    store.away = True
+    async with made.http.post(made.url + PATH, json=CHAT) as answer:
+        assert answer.status == 503
+        assert "the store is away" not in await answer.text(), "it names files, hosts and users"
+
+
 async def test_neither_prompts_nor_secrets_are_in_any_record(keyed: Rig, store: Severed) -> None:
     for number, key in enumerate((KEY.text, KEY.text[:-1] + ("0" if KEY.text[-1] != "0" else "1"))):
         await keyed.http.post(keyed.url + PATH, json=CHAT, headers=bearer(f"r{number}", key))
