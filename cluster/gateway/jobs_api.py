@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -22,6 +23,8 @@ from policies.work_queue import DONE, FAILED, LIVE, QUEUED, RUNNING, Job
 
 MOST_LISTED: Final = 100
 _LISTED: Final = 20
+_ID: Final = re.compile(r"job-[0-9a-f]{32}")
+"""Nothing else is looked for: PostgreSQL takes no NUL in a text."""
 
 
 def job_routes(gateway: Gateway) -> list[Route]:
@@ -115,6 +118,8 @@ class _Api:
         return job
 
     async def _find(self, job_id: str, who: Identity) -> Job | None:
+        if not _ID.fullmatch(job_id):
+            return None
         job = await self._jobs.queue.get(who.tenant, job_id)
         return job if job is not None and may_see(who, job) else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, bindparam, case, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, case, delete, func, select, update
 
 from cluster.gateway.store.portable import insert_if_absent
 from cluster.gateway.store.tables import JOB_ROOMS, JOBS
@@ -98,6 +98,16 @@ _GIVE: Final = (
 )
 
 
+_SERVED_MORE: Final = (
+    select(_HERE.c.tenant)
+    .where(_HERE.c.jobs > 0, _HERE.c.tenant != EVERYBODY, _HERE.c.served < JOB_ROOMS.c.served)
+    .exists()
+)
+_FORGET: Final = delete(JOB_ROOMS).where(
+    JOB_ROOMS.c.jobs == 0, JOB_ROOMS.c.tenant != EVERYBODY, ~_SERVED_MORE
+)
+
+
 def take_room(connection: Connection, tenant: str, work: int, rules: QueueRules) -> None:
     """Count a job in; what is over the bounds is refused in the same step in which it would be counted.
 
@@ -115,6 +125,14 @@ def give_room(connection: Connection, tenant: str, work: int) -> None:
     """Count out a job that is over."""
     for whose in (tenant, EVERYBODY):
         connection.execute(_GIVE, {"whose": whose, "work": work})
+
+
+def forget_rooms(connection: Connection) -> None:
+    """Remove the rows of tenants without jobs that would begin with as much if they came anew.
+
+    In open mode anybody can name a tenant, and the rows would grow for ever.
+    """
+    connection.execute(_FORGET)
 
 
 def _take(connection: Connection, whose: str, work: int, most_jobs: int, most_tokens: int) -> bool:

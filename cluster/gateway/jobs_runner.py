@@ -91,6 +91,9 @@ class JobRunner:
                 _LOG.warning("no job can be taken: %s", error)
             self._away = True
             return None
+        except Exception:
+            _LOG.exception("no job can be taken; it is tried again")
+            return None
         self._away = False
         return lease
 

@@ -40,4 +40,6 @@ async def _tidy(gateway: Gateway, jobs: Jobs, metrics: JobMetrics) -> None:
             metrics.show(await jobs.queue.counts())
         except StoreUnavailable as error:
             _LOG.debug("the jobs cannot be tidied now: %s", error)
+        except Exception:
+            _LOG.exception("the jobs could not be tidied; it is tried again")
         await gateway.clock.sleep(_TIDY_S)

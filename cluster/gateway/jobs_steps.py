@@ -12,6 +12,8 @@ from sqlalchemy import Connection, and_, delete, select, update
 
 from cluster.gateway.jobs_rows import (
     ABOUT,
+    COME_BACK_S,
+    forget_rooms,
     give_room,
     job_of,
     jobs,
@@ -21,6 +23,7 @@ from cluster.gateway.jobs_rows import (
 )
 from cluster.gateway.store.portable import insert_if_absent, store_now
 from cluster.gateway.store.tables import JOBS
+from policies.errors import QuotaExceeded
 from policies.work_queue import (
     CANCELLED,
     EXPIRED,
@@ -45,6 +48,10 @@ def put(job: NewJob, rules: QueueRules) -> Callable[[Connection], Job]:
     """Accept a job; return the one that is there already under its id, where there is one."""
 
     def work(connection: Connection) -> Job:
+        if job.tokens > rules.most_tokens_of_tenant:  # told before the column is asked to hold it
+            raise QuotaExceeded(
+                "the job alone is more than its tenant's share of the queue", retry_after_s=COME_BACK_S
+            )
         now = store_now(connection)
         wait_until = now + rules.longest_wait_s
         values = {
@@ -157,6 +164,7 @@ def tidy(rules: QueueRules) -> Callable[[Connection], int]:
                 give_room(connection, row.tenant, row.work_tokens)
                 changed += 1
         old = select(JOBS.c.id).where(JOBS.c.keep_until <= now, JOBS.c.state.in_(OVER)).limit(AT_ONCE)
+        forget_rooms(connection)
         return changed + connection.execute(delete(JOBS).where(JOBS.c.id.in_(old))).rowcount
 
     return work

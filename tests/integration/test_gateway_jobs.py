@@ -499,3 +499,18 @@ async def test_a_job_that_makes_way_is_given_back_however_often_it_is_told_to(
     monkeypatch.setattr("cluster.gateway.jobs_runner.someone_waits", lambda _: True)
     job = await until(made, headers["location"], "queued")
     assert job["attempts"] == 0
+
+
+async def test_an_error_of_the_queue_does_not_end_the_work_on_jobs(
+    made: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made.gateway.state.jobs is not None
+    queue = made.gateway.state.jobs.queue
+
+    async def fails_once(*_: object) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(queue, "lease", fails_once)
+    _, headers, _ = await ask(made)
+    await until(made, headers["location"], "done")
