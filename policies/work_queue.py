@@ -115,7 +115,7 @@ class Job:
         )
 
 
-WAITED_OUT: Final = "nobody had begun it when its longest wait was over"
+WAITED_OUT: Final = "it was not done when its longest wait was over"
 
 
 @dataclass(frozen=True, slots=True)
