@@ -76,6 +76,7 @@ class JobRunner:
                     await self._wait(_LOOK_S)
                 elif (lease := await self._lease()) is not None:
                     self._begin(lease)
+                    await asyncio.sleep(0)  # a task that is cancelled before it began gives nothing back
                 else:
                     await self._wait(IDLE_S)
         finally:

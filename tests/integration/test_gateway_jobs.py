@@ -514,3 +514,25 @@ async def test_an_error_of_the_queue_does_not_end_the_work_on_jobs(
     monkeypatch.setattr(queue, "lease", fails_once)
     _, headers, _ = await ask(made)
     await until(made, headers["location"], "done")
+
+
+async def test_a_job_that_makes_way_before_its_work_has_begun_is_given_back_too(
+    made: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made.gateway.state.jobs is not None
+    leased = asyncio.Event()
+    lease = made.gateway.state.jobs.queue.lease
+
+    async def told(owner: str) -> Any:
+        taken = await lease(owner)
+        if taken is not None:
+            leased.set()
+        return taken
+
+    monkeypatch.setattr(made.gateway.state.jobs.queue, "lease", told)
+    monkeypatch.setattr("cluster.gateway.jobs_runner.has_room", lambda *_: not leased.is_set())
+    monkeypatch.setattr("cluster.gateway.jobs_runner.someone_waits", lambda _: True)
+    _, headers, _ = await ask(made)
+    await leased.wait()
+    job = await until(made, headers["location"], "queued")
+    assert job["attempts"] == 0
