@@ -24,6 +24,10 @@ class Calls:
         """Return the number of calls whose answer has not ended."""
         return len(self._live)
 
+    def __contains__(self, request_id: str) -> bool:
+        """Tell whether the call of that request is in flight."""
+        return request_id in self._live
+
     def open(self, request_id: str) -> LiveCall:
         """Register a call. An id that is in flight already gets a suffix, so that no two are mixed up."""
         name, copies = request_id, 1

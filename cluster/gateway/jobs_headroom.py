@@ -21,8 +21,8 @@ class Spare:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0 and less than 1")
 
 
-def has_room(gateway: Gateway, spare: Spare) -> bool:
-    """Tell whether one more job may be begun."""
+def has_room(gateway: Gateway, spare: Spare, begun: int = 0) -> bool:
+    """Tell whether one more job may be begun. ``begun`` are those whose call is not among the gateway's yet."""
     live, pipeline = gateway.live_replicas(), gateway.pipeline
     if live == 0 or gateway.draining or someone_waits(gateway):
         return False
@@ -32,7 +32,9 @@ def has_room(gateway: Gateway, spare: Spare) -> bool:
         return False
     admission = pipeline.admission
     limit = float(live * gateway.rates.slots) if admission is None else admission.limit
-    taken = len(gateway.calls) if admission is None else max(len(gateway.calls), admission.in_use())
+    taken = len(gateway.calls) + begun
+    if admission is not None:
+        taken = max(taken, admission.in_use())
     return taken + 1 <= max(1.0, limit * (1.0 - spare.slots))
 
 

@@ -14,7 +14,7 @@ from cluster import public
 from cluster.gateway.identity import Identity
 from cluster.gateway.run_as import RUN_AS, RunAs
 from policies.priority import Priority
-from policies.work_queue import DONE, FAILED, QUEUED, Lease, Result
+from policies.work_queue import DONE, FAILED, QUEUED, Job, Lease, Result
 
 ENTITLEMENT_REVOKED: Final = "entitlement_revoked"
 _KEPT: Final = (
@@ -41,13 +41,18 @@ class Verdict:
     counted: bool = True
 
 
+def request_id_of(job: Job) -> str:
+    """Return the id of the request that this try of a job makes."""
+    return f"{job.id}.{job.attempts}"
+
+
 async def do(app: ASGIApp, lease: Lease, identity: Identity) -> Result:
     """Have the application answer the job's request, at the lowest priority; return the whole answer."""
     job = lease.job
     headers = {
         "content-type": "application/json",
         "content-length": str(len(lease.payload)),
-        public.HEADER_REQUEST_ID: f"{job.id}.{job.attempts}",
+        public.HEADER_REQUEST_ID: request_id_of(job),
         public.HEADER_TENANT: job.tenant,
         public.HEADER_PRIORITY: Priority.SHEDDABLE.label,
     }

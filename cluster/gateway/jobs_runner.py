@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from cluster.gateway.identity import Identity
 from cluster.gateway.jobs import Jobs
 from cluster.gateway.jobs_headroom import Spare, has_room, someone_waits
-from cluster.gateway.jobs_run import ENTITLEMENT_REVOKED, Verdict, do, judge
+from cluster.gateway.jobs_run import ENTITLEMENT_REVOKED, Verdict, do, judge, request_id_of
 from cluster.gateway.service import Gateway
 from cluster.gateway.store.store import StoreUnavailable
 from policies.errors import FailedClosed
@@ -59,6 +59,8 @@ class JobRunner:
         self._told = told
         self._owner = f"gateway-{uuid.uuid4().hex[:16]}"
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._requests: dict[str, str] = {}
+        """By job, the request that it makes."""
         self._cancelled: set[str] = set()
         self._away = False
         jobs.on_cancel = self._cancel_soon
@@ -71,7 +73,7 @@ class JobRunner:
         """Work until cancelled; then give back what was not done."""
         try:
             while True:
-                if not has_room(self._gateway, self._spare):
+                if not has_room(self._gateway, self._spare, self._begun()):
                     self._make_way()
                     await self._wait(_LOOK_S)
                 elif (lease := await self._lease()) is not None:
@@ -101,10 +103,17 @@ class JobRunner:
     def _begin(self, lease: Lease) -> None:
         task = asyncio.create_task(self._work(lease))
         self._running[lease.job.id] = task
+        self._requests[lease.job.id] = request_id_of(lease.job)
         task.add_done_callback(lambda _: self._ended(lease.job.id))
+
+    def _begun(self) -> int:
+        """Return how many jobs will make a call that nobody has counted yet: two would share its room."""
+        calls = self._gateway.calls
+        return sum(request not in calls for request in self._requests.values())
 
     def _ended(self, job_id: str) -> None:
         del self._running[job_id]
+        del self._requests[job_id]
         self._cancelled.discard(job_id)
         self._jobs.news.set()  # there may be room for the next
 
