@@ -33,11 +33,13 @@ class KillGateway:
         profile: str,
         without: tuple[str, ...],
         revision: str,
+        asked: str = "",
     ) -> None:
         self._context = context
         self._profile = profile
         self._without = without
         self._revision = revision
+        self._asked = asked
         self.gateway = gateway
 
     @classmethod
@@ -49,7 +51,7 @@ class KillGateway:
         named = {"gateway": found[0], **{one.name: one for one in found}}
         gateway = named[require("gateway", target, named)]
         profile, without = await context.admin.profile()
-        return cls(context, gateway, profile, without, await context.admin.revision())
+        return cls(context, gateway, profile, without, await context.admin.revision(), asked=target)
 
     @classmethod
     def restored(cls, context: FaultContext, data: Mapping[str, Any]) -> KillGateway:
@@ -58,7 +60,8 @@ class KillGateway:
 
     @property
     def target(self) -> str:
-        return self.gateway.name
+        """The name that was asked for: a plan knows ``gateway``, and not what its container is called."""
+        return self._asked or self.gateway.name
 
     def undo_data(self) -> dict[str, Any]:
         had = {"profile": self._profile, "without": list(self._without), "revision": self._revision}

@@ -50,7 +50,7 @@ STORE_DOWN = Experiment(
     ),
     counted="hold_window",
     minimum_counted=20,
-    phases=Phases(warm_up_s=2.0, steady_s=2.0, hold_s=5.0, recovery_s=3.0),
+    phases=Phases(warm_up_s=2.0, steady_s=2.0, hold_s=6.0, recovery_s=3.0),
     # No policy can answer without a record. What helps is a client who comes back, and that is what the arms differ in.
     arms=(CONTROL, Arm("once", "resilient", fault=True, role="naive", clients="once"), RESILIENT),
 )

@@ -19,7 +19,7 @@ from chaos.faults.store_down import StoreDown
 from chaos.faults.tool_lose_answer import ToolLoseAnswer
 from chaos.heal import heal
 from chaos.history import GatewayEventRecord
-from chaos.substrate import StorePlace
+from chaos.substrate import GatewayHandle, StorePlace
 from chaos.tenants import Tenants
 from chaos.tool import Tool
 from chaos.undo import UndoLog
@@ -53,6 +53,20 @@ async def test_a_killed_gateway_is_silent_and_comes_back_with_its_profile(
     assert await context.admin.profile() == ("naive", ("x",))
     await fault.revert()
     assert cluster.gateway == 2, "a second revert started another"
+
+
+async def test_a_gateway_goes_by_the_name_that_the_plan_has_for_it(
+    context: FaultContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def containers() -> list[GatewayHandle]:
+        return [GatewayHandle("brownout-gateway-1", "a1")]
+
+    monkeypatch.setattr(context.substrate, "gateways", containers)
+    for asked in ("gateway", "brownout-gateway-1"):
+        fault = await KillGateway.resolve(context, asked, {})
+        assert fault.target == asked, "else the verdict finds the planned fault nowhere"
+        restored = KillGateway.restored(context, fault.undo_data())
+        assert restored.target == "brownout-gateway-1"
 
 
 async def test_a_gateway_that_did_not_die_is_not_verified(

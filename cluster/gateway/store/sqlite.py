@@ -28,8 +28,9 @@ T = TypeVar("T")
 
 GROUP: Final = 64
 """Pieces of work that share a flush at most, so that the first of them does not wait for ever."""
-_LOCK_WAIT_S: Final = 5.0
-"""How long SQLite waits for other processes' transactions: it asks now and then, and they may be quicker."""
+_LOCK_WAIT_S: Final = 2.0
+"""How long SQLite waits for other processes' transactions: it asks now and then, and they may be quicker.
+Less than callers wait for an answer: who cannot be recorded is told so, and does not hang as long as a lock is held."""
 
 
 def sqlite_engine(path: Path) -> Engine:
