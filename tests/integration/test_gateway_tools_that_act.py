@@ -228,9 +228,15 @@ async def test_a_slow_method_fills_its_own_bulkhead_and_holds_no_other(made: Rig
     know_only(made, ToolMethod("get_transfer", at_once=2))
     await tool.control(hang=True, methods=["get_transfer"])
     look = {"method": "get_transfer", "params": {"idempotency_key": "x"}}
-    slow = [asyncio.ensure_future(ask(made, None, tool_call=look)) for _ in range(4)]
+    # Who waits has less time than who is served: with the same, the last moment of the one frees a place for the other.
+    await made.profile("resilient", tool_deadline_s=3)
+    slow = [asyncio.ensure_future(ask(made, None, tool_call=look)) for _ in range(2)]
     place = made.gateway.tools._bulkheads.place("get_transfer")
     await made.until(place.locked)
+    await made.profile("resilient", tool_deadline_s=0.5)
+    slow += [asyncio.ensure_future(ask(made, None, tool_call=look)) for _ in range(2)]
+    await made.until(lambda: len(made.gateway.calls) == 4)
+    await made.profile("resilient", tool_deadline_s=3)
     status, headers, _ = await ask(made, None, tool_call=PRICE)
     assert (status, headers[public.HEADER_TOOL]) == (200, "ok")
     ended = [(status, headers[public.HEADER_TOOL]) for status, headers, _ in await asyncio.gather(*slow)]
