@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from policies.answer_store import AnswerStore, AnswersUnavailable, Kept
 from policies.clock import Clock, SystemClock
+from policies.digest import canonical, sha256
 from policies.events import EventSink, NullSink, WrongHitPrevented
 from policies.flights import Flights
 
@@ -26,16 +26,6 @@ STALE: Final = "stale"
 MISS: Final = "miss"
 _SKEW_S: Final = 5.0
 """By how much a record may seem to come from the future: clocks are compared over a network."""
-
-
-def canonical(value: Any) -> str:
-    """Return the one JSON text of a value. Numbers and strings are left as they are written: 1, 1.0 and "1" differ."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def sha256(text: str) -> str:
-    """Return the digest of a text; lone surrogates, which JSON may carry, have one too."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True)

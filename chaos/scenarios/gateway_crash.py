@@ -1,4 +1,4 @@
-"""The gateway is killed while it holds streams, transfers and jobs, and is started again five seconds later."""
+"""The gateway is killed while it holds streams, transfers and jobs, and is started again some seconds later."""
 
 from __future__ import annotations
 

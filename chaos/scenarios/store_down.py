@@ -17,7 +17,7 @@ from chaos.experiment import (
 STORE_DOWN = Experiment(
     name="store_down",
     question=(
-        "When the store cannot be used for five seconds, is everything refused with a time to come back, is nothing "
+        "When the store cannot be used for six seconds, is everything refused with a time to come back, is nothing "
         "half done, and is every caller who comes back with the same key answered, each transfer done once?"
     ),
     load=Load(

@@ -21,8 +21,9 @@ from cluster.gateway.replay import kept_form
 from cluster.gateway.store.store import Store
 from cluster.settings import Settings
 from policies.answer_store import Kept, MemoryAnswers
-from policies.cache import FRESH, STALE, Cache, CacheSettings, Found, Terms, canonical, sha256
+from policies.cache import FRESH, STALE, Cache, CacheSettings, Found, Terms
 from policies.call import FULL
+from policies.digest import canonical, sha256
 from policies.errors import AttemptError, CallRefused, CallRejected, FailedClosed, NotResumable
 from policies.events import CacheUsed
 from policies.flights import Lead

@@ -13,7 +13,7 @@ from typing import Any, Final
 from cluster.gateway.exactness import temperature_of, why_not
 from cluster.gateway.generation import Api
 from cluster.gateway.schema import ChatRequest, CompletionRequest
-from policies.cache import canonical
+from policies.digest import canonical
 
 _BY_THE_TOKENS_ALONE: Final = frozenset(
     {

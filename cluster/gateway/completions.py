@@ -168,7 +168,9 @@ class Completions:
         if keyed is None:
             await answering.serve()
             return
-        claimed = await claim_key(self._gateway.state.claims, keyed, answering.exchange)
+        claims = self._gateway.state.claims
+        assert claims is not None, "a request has a key only where there is a store"
+        claimed = await claim_key(claims, keyed, answering.exchange)
         if isinstance(claimed, Recorded):
             answering.origin = _REPLAYED
             await replay(answering.exchange, claimed)

@@ -92,7 +92,7 @@ class Gateway:
     ) -> None:
         self.settings = settings
         self.state = state or State()
-        self.tenants = self.state.tenants or Tenants.of(settings)
+        self.tenants = Tenants.of(settings)
         self.counter = counter
         self.context = Context(settings.model_name, settings.max_model_len)
         self.clock = SystemClock()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cluster.gateway.answer_cache import AnswerCache
 from cluster.gateway.audit import Audit
@@ -30,11 +30,10 @@ class State:
     """The parts, each with a module of its own."""
 
     store: Store | None = None
-    tenants: Any = None
     quotas: Quotas | None = None
-    audit: Any = None
-    claims: Any = None
-    steps: Any = None
+    audit: Audit | None = None
+    claims: Claims | None = None
+    steps: Steps | None = None
     answers: AnswerCache | None = None
     jobs: Jobs | None = None
 

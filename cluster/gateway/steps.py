@@ -6,7 +6,6 @@ and does not ask it again before it has found out.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sqlalchemy import Connection, select, update
 from cluster.gateway.store.portable import insert_if_absent, store_now
 from cluster.gateway.store.store import Store
 from cluster.gateway.store.tables import TOOL_STEPS
+from policies.digest import canonical, sha256
 from policies.idempotency import ClaimLost
 
 Guard = Callable[[Connection], bool]
@@ -51,8 +51,8 @@ class StepKey:
     @classmethod
     def of(cls, scope: str, step: str, method: str, params: dict[str, Any]) -> StepKey:
         """Return the key of a step; ``scope`` is that of the claim."""
-        call = json.dumps([method, params], sort_keys=True, separators=(",", ":"))
-        return cls(scope, step, f"brownout-{_digest(f'{scope}/{step}')[:48]}", _digest(call))
+        call = canonical([method, params])
+        return cls(scope, step, f"brownout-{sha256(f'{scope}/{step}')[:48]}", sha256(call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,3 @@ class Steps:
 
 def _is(key: StepKey) -> tuple[Any, ...]:
     return TOOL_STEPS.c.scope == key.scope, TOOL_STEPS.c.step == key.step
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

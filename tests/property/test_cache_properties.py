@@ -9,7 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from policies.answer_store import Kept, MemoryAnswers
-from policies.cache import FRESH, Cache, Terms, canonical
+from policies.cache import FRESH, Cache, Terms
+from policies.digest import canonical
 
 WORDS = st.text(st.characters(exclude_categories=()), max_size=12)
 TERMS = st.builds(Terms, WORDS, WORDS, WORDS, WORDS, WORDS, WORDS)
